@@ -7,7 +7,6 @@ from tests import command
 
 README = (command.ROOT / "README.md").read_text()
 
-
 PAGES = {
     path: path.read_text()
     for path in [
@@ -15,7 +14,6 @@ PAGES = {
         *sorted((command.ROOT / "docs").glob("*.md")),
     ]
 }
-
 
 TEXT = "".join(PAGES.values())
 
@@ -28,7 +26,6 @@ def blocks(language: str, beginning: str = "") -> list[str]:
 
 FIRST, *OTHERS = blocks("sh")
 
-
 COMMANDS = [*dict.fromkeys(line for block in OTHERS for line in block.splitlines())]
 
 
@@ -37,7 +34,6 @@ def commands(pattern: str) -> list[str]:
 
 
 BY_PLACE = commands(".*my_package.conformance:")
-
 
 TINYRL = (command.ROOT / "tests" / "tinyrl" / "tinyrl.py").read_text()
 

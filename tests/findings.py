@@ -51,14 +51,11 @@ def crash(case: str, message: str) -> Finding:
 
 CP, MICRO = "policy_loss/multiplied_by_cp", "policy_loss/multiplied_by_micro_batches"
 
-
 EMPTY = "policy_loss/empty_samples_counted"
-
 
 UNEXPLAINED = Diagnosis(
     name="unexplained", explanation="weights are 2 to 3 times the expected ones, one ratio per rank"
 )
-
 
 Said = tuple[Finding, Clues]
 
@@ -93,17 +90,33 @@ def explained(
 
 A = "weights/token_mean/a/dp1-cp2-mb1-thd"
 
-
 B = "weights/token_mean/b/dp1-cp2-mb1-thd"
-
 
 OTHER = "weights/sample_mean/a/dp1-cp2-mb1-thd"
 
 
-def report(*said: Said) -> Report:
-    findings = [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)]
-    clues = [clues for _, clues in said]
-    return assembled(HEADER, findings, clues, Selection(selected=len(said), deselected=0))
+def report(
+    *found: Finding | Said,
+    header: Header = HEADER,
+    missing: int = 0,
+    watched: frozenset[str] = frozenset(),
+    fault: str | None = None,
+) -> Report:
+    """A report of findings, with clues or without, that lacks some of those selected."""
+    findings, clues = [], []
+    for one in found:
+        finding, *of_finding = one if isinstance(one, tuple) else (one,)
+        numbered = {"clues": len(clues)} if of_finding else {}
+        findings.append(finding.model_copy(update=numbered))
+        clues += of_finding
+    selection = Selection(selected=len(found) + missing, deselected=0)
+    return assembled(header, findings, clues, selection, watched, fault)
+
+
+def recaused(report: Report, **fields: object) -> Report:
+    """A report of one cause, with other fields of that."""
+    [cause] = report.causes
+    return report.model_copy(update={"causes": [cause.model_copy(update=fields)]})
 
 
 def with_verdict(verdict: Verdict, identity: str = A, **fields: str) -> Said:

@@ -4,7 +4,6 @@ from pathlib import Path
 
 SHARED_MEMORY = Path("/dev/shm")
 
-
 OF_OTHERS = ("pytest-of-", "torchelastic_", "torchinductor_")
 """Temporary folders that others leave in every run, whatever it runs: pytest-xdist, torchrun, and
 torch's compiler, which makes an empty one with the user's name when it is imported."""

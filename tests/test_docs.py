@@ -48,7 +48,6 @@ from tests.pools import NEEDS_CLONES
 
 CI = (command.ROOT / ".ci" / "run").read_text()
 
-
 NATIVE = commands("pytest --adapter=native ")
 TORCHRUN = commands("torchrun ")
 WITH_SOURCE = commands("pytest .*--source=PATH")
@@ -340,12 +339,14 @@ def found() -> list[committed.CommittedReport]:
     return committed.versions(command.ROOT / committed.REPORTS)
 
 
-def test_table_and_findings_are_those_of_the_committed_reports(
-    found: list[committed.CommittedReport],
+def test_pages_are_those_of_the_committed_reports_and_records(
+    found: list[committed.CommittedReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`python -m conformance.views.overview` writes them anew."""
-    for path, text in (pages.pages(found, README) | frameworks.pages(found)).items():
-        assert (command.ROOT / path).read_text() == text
+    monkeypatch.chdir(command.ROOT)
+    written = pages.pages(found, README) | frameworks.pages(found) | frameworks.option_pages()
+    for path, text in written.items():
+        assert path.read_text() == text
 
 
 def test_reports_say_of_known_mistakes_what_the_catalogue_says(
@@ -359,13 +360,6 @@ def test_reports_say_of_known_mistakes_what_the_catalogue_says(
         says = MISTAKES[cause.name].says.removeprefix("an option ")
         place = cause.suspects[0].place if cause.suspects else None
         assert says in cause.words or cause.words == f"a different factor at {place}"
-
-
-def test_table_of_options_is_that_of_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`python -m conformance.views.overview` writes it anew."""
-    monkeypatch.chdir(command.ROOT)
-    for path, text in frameworks.option_pages().items():
-        assert path.read_text() == text
 
 
 def test_notes_of_options_that_no_job_sets_say_what_looks_at_them_or_why_nothing_does() -> None:

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests import command
-from tests.toys import WITH_CP, WITHOUT_CP, checkout, git
+from tests.toys import WITH_CP, WITHOUT_CP, checkout, commit_edits
 
 pytestmark = pytest.mark.soak
 
@@ -48,8 +48,7 @@ def framework(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """slime's toy: right at first, then wrong, then right."""
     folder = checkout(tmp_path_factory.mktemp("framework") / "slime")
     for edit in (WITHOUT_CP, WITH_CP):
-        edit.apply(folder / "slime")
-        git(folder, "commit", "--all", "-m", "An edit")
+        commit_edits(folder, "An edit", edit)
     return folder
 
 

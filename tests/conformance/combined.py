@@ -11,15 +11,11 @@ from tests.jobs import job_of, step_of
 
 STEP = step_of([1, 1, 0], [1], [1, 1, 1, 1], [0, 1, 1], prompts=[1, 2, 1, 1], groups=[0, 0, 1, 1])
 
-
 JOB = job_of(STEP, mode=Mode.PROMPT_MEAN, objective=Objective.COMBINED)
-
 
 BATCH = ProbedBatch(JOB.steps, JOB.objective)
 
-
 POLICY = token_weights(STEP, JOB.aggregation)
-
 
 AUXILIARY = token_weights(STEP, Aggregation(Mode.SAMPLE_MEAN))
 

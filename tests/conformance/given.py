@@ -1,17 +1,17 @@
 """A step of ten active tokens and what is given of it to the judge."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from adapters.contract import Description, Layout, Observation, PendingReduction
 from conformance.expected.step_context import StepContext
-from conformance.explain.catalogue.groups import ANSWERS
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, judge_weights
+from conformance.judging.weights import Judgement, judge_measurements, judge_weights
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
 from reference.step import Sample, Step
 from tests.declaring import assumed
@@ -107,7 +107,13 @@ class Given:
             forward_pass_of_token=self.forward_pass_of_token,
         )
 
-    def judged(self, *of_ranks: NDArray[np.float64]) -> Judgement:
+    def judged(
+        self,
+        *of_ranks: NDArray[np.float64],
+        judging: Callable[..., Judgement] = judge_measurements,
+        **observed: Any,
+    ) -> Judgement:
+        """The judgement of what ranks observed, of weights and of more."""
         before = [self._context(step_index).expected for step_index in range(len(self.steps) - 1)]
         seen = (
             [()] * len(of_ranks)
@@ -119,12 +125,13 @@ class Given:
         observations = [
             Observation(
                 token_weights=(*before, weights),
-                pending_reduction=PendingReduction.REPLICATED,
                 forward_passes=tuple(forward_pass_of_token) * len(self.steps),
+                **{"pending_reduction": PendingReduction.REPLICATED, **observed},
             )
             for weights, forward_pass_of_token in zip(given, seen, strict=True)
         ]
-        return judge_weights(job, observations, Description(declared=assumed(self.conventions)))
+        description = Description(declared=assumed(self.conventions))
+        return judge_weights(job, observations, description, judging)
 
     def diagnosis(self, *of_ranks: NDArray[np.float64]) -> Diagnosis:
         judgement = self.judged(*of_ranks)
@@ -136,16 +143,5 @@ class Given:
 FILLED_UP = passes([(slice(6), 0)], [(slice(6, 11), 0), (slice(11, 14), 1)])
 """Two ranks: the first three samples in one micro-batch; the fourth, and the last."""
 
-
 ROWS = np.array([[3, 0, 0], [2, 1, 1]], np.int32)
 """Their rows, and two that repeat a sample: one beside the fourth sample, and one on its own."""
-
-
-OF_IRREGULAR = {
-    "equal_rewards_divided",
-    "groups_cut_into_runs",
-    "groups_of_a_fixed_size",
-    "missing_siblings_counted",
-    *(name for names in ANSWERS.values() for name in names.values()),
-}
-"""Mistakes that only irregular rollouts show, in `test_irregular_rollouts`."""

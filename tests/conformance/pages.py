@@ -27,7 +27,7 @@ from conformance.judging.picture import picture
 from reference.aggregation import Mode
 from reference.step import Sample, Step
 from tests.conformance.given import BY_SAMPLE, SLICED, Given
-from tests.findings import HEADER
+from tests.findings import HEADER, recaused
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -197,7 +197,6 @@ def _multiplied(ratio: float) -> Picture:
 
 def traced() -> Report:
     """A report of a cause whose token weighs 1/24 instead of 1/23, as one line clamps a count."""
-    report = report_of([finding_of("not_divided", error=1.0)])
     traced = CauseTrace(
         suspects=[SuspectedLine(file="loss.py", line=160, function="f", why="makes 1 of 0")],
         chain=[
@@ -217,8 +216,7 @@ def traced() -> Report:
         ],
         token=TracedToken(name="6:0", observed=1 / 24, expected=1 / 23),
     )
-    causes = [one.model_copy(update=dict(traced)) for one in report.causes]
-    return report.model_copy(update={"causes": causes})
+    return recaused(report_of([finding_of("not_divided", error=1.0)]), **dict(traced))
 
 
 class Page(HTMLParser):

@@ -9,7 +9,6 @@ from tests.jobs import job_of
 
 ACTIVE = Step.of([Sample(prompt_length=2, loss_mask=[1, 1], group=i) for i in range(2)])
 
-
 MASKED = Step.of([Sample(prompt_length=2, loss_mask=[i, i], group=i) for i in range(2)])
 
 

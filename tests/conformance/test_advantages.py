@@ -1,39 +1,49 @@
 """Advantages that a framework computes: a wrong one is told from wrong weights, and named."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from adapters.contract import Description, Layout, Observation
 from adapters.contract.batch.formulas import ESTIMATORS, estimator_conventions
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import FROM_REWARDS, Objective
 from conformance.comparing.report_file import load
+from conformance.corpus.case import Case
 from conformance.corpus.cases import CORPUS
+from conformance.corpus.rollouts import ROLLOUTS
 from conformance.expected.advantages import BatchPlacement, Estimate
 from conformance.explain.catalogue.advantages import wrong_advantages
+from conformance.explain.catalogue.groups import ANSWERS, wrong_groups
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.explain.catalogue.values_of_others import values_of_others
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
 from conformance.judging.weights import Judgement
-from conformance.plan.checks import OF_ESTIMATORS
+from conformance.plan.checks import IRREGULAR, OF_ESTIMATORS
 from reference.advantages import Rollouts
 from reference.aggregation import (
     DEFAULT_CONVENTIONS,
     Aggregation,
+    Compared,
     Conventions,
+    Deviation,
     EstimatorConventions,
+    Lone,
+    Missing,
     Mode,
+    Rejected,
     TokenSet,
 )
 from reference.rounding import ratio_bound
+from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests import command
-from tests.conformance.given import OF_IRREGULAR
 from tests.declaring import assumed
 from tests.jobs import job_of
 
@@ -41,6 +51,15 @@ STEPS = tuple(
     step for case in CORPUS if case.name in ("long_prompts", "split_groups") for step in case.steps
 )
 """Masks with holes; groups that are split over ranks: as two optimizer steps of one batch."""
+
+OF_IRREGULAR = {
+    "equal_rewards_divided",
+    "groups_cut_into_runs",
+    "groups_of_a_fixed_size",
+    "missing_siblings_counted",
+    *(name for names in ANSWERS.values() for name in names.values()),
+}
+"""Mistakes that only irregular rollouts show."""
 
 LAYOUT = Layout(dp=2, cp=2)
 AGGREGATION = Aggregation(Mode.SAMPLE_MEAN)
@@ -53,16 +72,19 @@ PLACEMENT = BatchPlacement(
     cp_rank=np.arange(sum(LENGTHS)) // 2 % 2,
 )
 
-
 SKIPS_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 SKIPPING = Conventions(of_returns=SKIPS_TOKENS, of_values=SKIPS_TOKENS)
 """Masked tokens are skipped, and the reward may be at one of them."""
 
 
-def estimate(objective: Objective, conventions: Conventions = DEFAULT_CONVENTIONS) -> Estimate:
+def estimate(
+    objective: Objective,
+    conventions: Conventions = DEFAULT_CONVENTIONS,
+    steps: tuple[Step, ...] = STEPS,
+) -> Estimate:
     return Estimate(
         objective=objective,
-        rollouts=ProbedBatch(STEPS, objective).rollouts,
+        rollouts=ProbedBatch(steps, objective).rollouts,
         conventions=estimator_conventions(objective, conventions),
     )
 
@@ -248,11 +270,7 @@ def test_wrong_weights_are_found_under_right_advantages(objective: Objective) ->
 def test_corpus_has_no_step_in_which_rounding_hides_a_mistake(objective: Objective) -> None:
     """A bound of a thousandth of a typical advantage tells n from n - 1 in some hundred tokens."""
     for case in OF_ESTIMATORS[objective]:
-        of_case = Estimate(
-            objective=objective,
-            rollouts=ProbedBatch(case.steps, objective).rollouts,
-            conventions=estimator_conventions(objective, Conventions()),
-        )
+        of_case = estimate(objective, steps=case.steps)
         sizes = np.abs(of_case.advantages)
         bound = ratio_bound("float32", len(sizes)) * (sizes + of_case.rounding)
         assert bound.max() < 2e-3 * np.median(sizes)
@@ -296,3 +314,182 @@ def test_missing_estimator_is_said_before_a_missing_mode(tmp_path: Path) -> None
     result = command.run(tmp_path, "tests.minimal.mistaken:ComputingNoAdvantages", *chosen)
 
     assert "unsupported: no objective gae (" in result.output
+
+
+CASES = {case.name: case for case in ROLLOUTS}
+OPPOSITE = Conventions(
+    compared=Compared.LONGEST_SAMPLES,
+    rejected_rewards=Rejected.EXCLUDED,
+    lone_reward=Lone.REWARD,
+    missing_rewards=Missing.ZERO,
+    deviation=Deviation.BIASED,
+)
+"""Other answers than the default ones."""
+
+
+def judged_of_case(right: Estimate, case: Case, advantages: np.ndarray) -> Judgement:
+    """The judgement on the gradient of right weights times advantages, [tokens]."""
+    [step] = case.steps
+    job = job_of(step, aggregation=AGGREGATION, layout=Layout(), objective=right.objective)
+    seen = Observation(
+        token_weights=(token_weights(step, AGGREGATION) * advantages,),
+        forward_passes=(np.zeros(len(step.mask), np.int32),),
+    )
+    by = OPPOSITE if right.conventions.lone is Lone.REWARD else DEFAULT_CONVENTIONS
+    return judge_advantages(job, [seen], Description(declared=assumed(by)))
+
+
+def placement(case: Case) -> BatchPlacement:
+    return BatchPlacement(step=np.zeros(len(case.steps[0].mask), np.int64))
+
+
+def looked_at() -> Iterator[tuple[Estimate, Case]]:
+    for objective, conventions in product(IRREGULAR, (DEFAULT_CONVENTIONS, OPPOSITE)):
+        for case in IRREGULAR[objective]:
+            yield estimate(objective, conventions, case.steps), case
+
+
+PAIRS = [
+    pytest.param(right, case, id=f"{right.objective}-{case.name}-{right.conventions.lone}")
+    for right, case in looked_at()
+]
+
+
+@pytest.mark.parametrize(("right", "case"), PAIRS)
+def test_advantages_of_irregular_rollouts_conform(right: Estimate, case: Case) -> None:
+    assert judged_of_case(right, case, right.advantages).verdict is Verdict.CONFORMS
+
+
+@pytest.mark.parametrize(("right", "case"), PAIRS)
+def test_every_wrong_advantage_is_named_of_irregular_rollouts(right: Estimate, case: Case) -> None:
+    active = case.steps[0].mask
+    bound = 2 * ratio_bound("float32", len(active)) * (np.abs(right.advantages) + right.rounding)
+    for name, found in wrong_groups(right, placement(case)):
+        judgement = judged_of_case(right, case, found)
+        if (np.abs(found - right.advantages) <= bound)[active].all():
+            continue
+        assert judgement.verdict is Verdict.MISMATCH, name
+        [[names], *_] = judgement.clues.explanations
+        assert f"policy_loss/{name}" in names
+
+
+def test_every_mistake_is_seen_in_some_case() -> None:
+    unseen = set(OF_IRREGULAR)
+    for right, case in looked_at():
+        for name, found in wrong_groups(right, placement(case)):
+            if name in unseen and judged_of_case(right, case, found).verdict is Verdict.MISMATCH:
+                unseen.remove(name)
+
+    assert not unseen
+
+
+def by_squares(rewards: torch.Tensor) -> torch.Tensor:
+    """A variance as the mean of squares minus the square of the mean, of float32 numbers."""
+    n = len(rewards)
+    biased = (rewards**2).sum() / n - (rewards.sum() / n) ** 2
+    return (biased * (n / (n - 1))).clamp(min=0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "name"),
+    [
+        (Objective.GROUP_NORMALISED, "large_rewards"),
+        (Objective.OTHERS_NORMALISED, "large_rewards"),
+        (Objective.OTHERS_NORMALISED, "equal_rewards"),
+    ],
+)
+def test_variance_that_float32_loses_is_named(objective: Objective, name: str) -> None:
+    case = CASES[name]
+    right = estimate(objective, steps=case.steps)
+    rewards, groups = torch.from_numpy(right.rollouts.rewards).float(), right.rollouts.groups
+    found = []
+    for index, group in enumerate(groups):
+        members = np.flatnonzero(groups == group)
+        if objective is Objective.OTHERS_NORMALISED:
+            members = members[members != index]
+        spread = float(by_squares(rewards[members]).sqrt())
+        centred = float(rewards[index] - rewards[members].mean())
+        is_divided = spread > 0 or objective is Objective.GROUP_NORMALISED
+        found.append(centred / (spread + 1e-6) if is_divided else centred)
+
+    judgement = judged_of_case(right, case, np.array(found)[right.rollouts.sample])
+
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.diagnosis.name == "difference_of_squares"
+
+
+@pytest.mark.parametrize(("right", "case"), PAIRS)
+def test_float32_statistics_are_within_the_bound(right: Estimate, case: Case) -> None:
+    """A mean and a deviation from it, by torch."""
+    rewards, peers = torch.from_numpy(right.peers.rewards).float(), right.peers
+    found = []
+    for index in range(len(rewards)):
+        group = peers.counted & (peers.groups == peers.groups[index])
+        others = group & (np.arange(len(group)) != peers.entry[index])
+        found.append(by_torch(right, rewards[index], rewards[group], rewards[others]))
+    advantages = np.where(peers.missing, 0.0, found)[right.rollouts.sample]
+    if right.objective is Objective.REINFORCE_PP_BASELINE:
+        return
+
+    assert judged_of_case(right, case, advantages).verdict is Verdict.CONFORMS
+
+
+def deviation(rewards: torch.Tensor, conventions: EstimatorConventions) -> torch.Tensor:
+    """The standard deviation of rewards."""
+    if len(rewards) == 1:
+        return torch.tensor(0.0)
+    return rewards.std(correction=int(conventions.deviation is Deviation.UNBIASED))
+
+
+def by_torch(
+    right: Estimate, reward: torch.Tensor, group: torch.Tensor, others: torch.Tensor
+) -> float:
+    """The advantage of a reward."""
+    if not len(others):
+        return float(reward) if right.conventions.lone is Lone.REWARD else 0.0
+    epsilon = right.conventions.std_epsilon
+    match right.objective:
+        case Objective.GROUP_NORMALISED:
+            spread = deviation(group, right.conventions)
+            return float((reward - group.mean()) / (spread + epsilon))
+        case Objective.MEAN_NORMALISED:
+            return float((reward - group.mean()) / (group.mean() + epsilon))
+        case Objective.LEAVE_ONE_OUT:
+            return float(reward - others.mean())
+        case Objective.OTHERS_NORMALISED:
+            spread = deviation(others, right.conventions)
+            centred = reward - others.mean()
+            return float(centred / (spread + epsilon) if spread > 0 else centred)
+    return float(reward - group.mean())
+
+
+def test_a_gradient_where_all_advantages_are_0_is_no_fault_of_ours() -> None:
+    samples = [Sample(prompt_length=1, loss_mask=[1], group=0, reward=0.5) for _ in range(2)]
+    equal = Case(name="equal", catches="", steps=(Step.of(samples),))
+
+    judgement = judged_of_case(
+        estimate(Objective.GROUP_CENTRED, steps=equal.steps), equal, np.array([0.25, 0.75])
+    )
+
+    assert judgement.verdict is Verdict.MISMATCH
+    assert judgement.diagnosis.name == "unexplained"
+
+
+@pytest.mark.parametrize("objective", [*IRREGULAR])
+def test_no_irregular_rollouts_hide_a_mistake_by_rounding(
+    objective: Objective,
+) -> None:
+    """A difference of the squares of large rewards is off by more than itself."""
+    for case in IRREGULAR[objective]:
+        of_case = estimate(objective, steps=case.steps)
+        sizes = np.abs(of_case.advantages)
+        if case.name == "groups_of_one":  # all are 0
+            continue
+        bound = ratio_bound("float32", len(sizes)) * (sizes + of_case.rounding)
+        typical = np.median(bound) / np.median(sizes[sizes > 0])
+        assert typical < (1e-1 if case.name == "large_rewards" else 1e-3)
+
+
+def test_irregular_cases_are_looked_at_besides_the_regular_ones() -> None:
+    assert IRREGULAR.keys() <= OF_ESTIMATORS.keys()
+    assert not [case for cases in OF_ESTIMATORS.values() for case in cases if case in ROLLOUTS]

@@ -2,15 +2,14 @@
 
 import math
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from adapters.contract import Job, Layout, Observation
+from adapters.contract import Job, Observation
 from adapters.contract.batch.altered import Attached
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.job import Column, Depth, Place, Poison
+from adapters.contract.job import Column, Place, Poison
 from adapters.contract.objective import Objective
 from adapters.native.adapter import NativeAdapter
 from adapters.toolkit.probe import token_table
@@ -20,24 +19,13 @@ from conformance.judging.gradients import judge_router
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import ALTERED, CheckSpec, check_spec
 from conformance.ranks.pool import Ran
-from conformance.runs.jobs import SharedJobs
 from conformance.runs.laws import judge_same
-from reference.aggregation import AdvantageUnit, Aggregation, Conventions, Mode
-from reference.step import Sample, Step
+from reference.aggregation import AdvantageUnit, Conventions
+from tests.conformance.cells import answered
+from tests.jobs import job_of, step_of
 
-STEP = Step.of(
-    [
-        Sample(prompt_length=2, loss_mask=[1, 0, 1], group=0),
-        Sample(prompt_length=1, loss_mask=[0, 0], group=0),
-    ]
-)
-JOB = Job(
-    steps=(STEP,),
-    aggregation=Aggregation(Mode.TOKEN_MEAN),
-    layout=Layout(),
-    depth=Depth.STEP,
-    objective=Objective.OFF_POLICY,
-)
+STEP = step_of([1, 0, 1], [0, 0], prompts=[2, 1])
+JOB = job_of(STEP, objective=Objective.OFF_POLICY)
 DESCRIPTION = NativeAdapter().describe()
 
 
@@ -144,13 +132,10 @@ def judged(
         )
         return Ran((seen,), 0.0)
 
-    adapter, spec = NativeAdapter(), check_spec(slug)
-    pool = SimpleNamespace(
-        adapter=adapter, description=replace(DESCRIPTION, **described), run=run, is_running=False
-    )
+    spec = check_spec(slug)
     assert spec.law is not None
     job = spec.law.after(replace(JOB, objective=spec.objective))
-    return judge_same(spec, job, run(job), SharedJobs(pool))  # type: ignore[arg-type]
+    return judge_same(spec, job, run(job), answered(run, **described))
 
 
 def test_a_column_that_an_adapter_does_not_read_is_not_judged() -> None:

@@ -16,23 +16,21 @@ from conformance.explain.causes import causes
 from conformance.findings.agreement import agreement
 from conformance.findings.badness import badness, factor_text, off_by
 from conformance.findings.finding import Finding
-from conformance.findings.report import Report, Request, Selection
+from conformance.findings.report import Request
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import Judgement, judge_weights, largest_error
 from reference.rounding import weight_bound
-from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests.conformance.weighed import found, wrong
-from tests.findings import HEADER, finding, mismatch
-from tests.jobs import job_of
+from tests.findings import finding, mismatch, report
+from tests.jobs import job_of, step_of
 
-STEP = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 0, 1], group=group) for group in (0, 1)])
+STEP = step_of([1, 1, 0, 1], [1, 1, 0, 1], groups=[0, 1])
 
 JOB = job_of(STEP)
 
 FACTORS = st.floats(1.01, 1e5)
-
 
 RIGHT = token_weights(STEP, JOB.aggregation)
 
@@ -108,7 +106,7 @@ def test_a_thousandth_is_worse_than_three_times_and_the_reverse_is_better(tmp_pa
         (thrice, thousandth, Outcome.FAILS),
         (thousandth, thrice, Outcome.KNOWN),
     ):
-        baseline = Report.assemble(HEADER, [before], Selection(selected=1, deselected=0))
+        baseline = report(before)
         assert Comparing(tmp_path / "x", baseline, Request()).decision(after).outcome is outcome
 
 

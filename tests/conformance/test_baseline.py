@@ -16,8 +16,8 @@ from conformance.findings.verdict import Verdict
 from conformance.plan.matrix import MatrixCell
 from reference.aggregation import Aggregation, Mode
 from tests import command
-from tests.conformance.weighed import found, report
-from tests.findings import HEAD, HEADER, crash, finding, mismatch
+from tests.conformance.weighed import found
+from tests.findings import HEAD, HEADER, crash, finding, mismatch, report
 
 UNKNOWN = "not looked at in old.json, so not known to be wrong"
 

@@ -10,10 +10,10 @@ from conformance.comparing.behaviour import BehaviourChange, final_clause, said
 from conformance.comparing.diff import difference
 from conformance.comparing.refused import newly_refused, no_longer_refused
 from conformance.findings.finding import Behaviour, Diagnosis, Finding
-from conformance.findings.report import Report, Selection
+from conformance.findings.report import Report
 from conformance.findings.verdict import Verdict
 from conformance.views.versions.diff_formats import as_text
-from tests.findings import HEADER
+from tests.findings import HEADER, report
 
 GRADIENTS = ((1.0, 0.25),)
 STEPS = {
@@ -39,7 +39,7 @@ def version(
         for name, numbers in STEPS.items()
     ]
     header = HEADER.model_copy(update={"chosen_by": {Objective.GSPO: ("--loss=gspo",)}})
-    return Report.assemble(header, findings, Selection(selected=len(findings), deselected=0))
+    return report(*findings, header=header)
 
 
 OLD = version()
@@ -132,7 +132,7 @@ def advising(*names: str, mistake: str = "depends_on_cut") -> Report:
         )
         for one in OLD.findings
     ]
-    return Report.assemble(HEADER, findings, Selection(selected=len(findings), deselected=0))
+    return report(*findings)
 
 
 def test_refusals_that_come_and_go_are_told_once() -> None:
@@ -140,8 +140,7 @@ def test_refusals_that_come_and_go_are_told_once() -> None:
     why = "ValueError: 3 samples are no multiple of 2"
     refused = {"verdict": Verdict.REFUSED, "message": f"{why}\nrank 0 raised", "behaviour": None}
     findings = [one.model_copy(update=refused if one.id != third else {}) for one in OLD.findings]
-    found = Selection(selected=len(findings), deselected=0)
-    refusing = Report.assemble(HEADER, findings, found)
+    refusing = report(*findings)
 
     assert [*newly_refused(difference(OLD, refusing))] == [
         f"refused now: {first} and 1 more: {why}"

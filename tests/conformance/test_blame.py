@@ -1,6 +1,7 @@
 """Exceptions are attributed to the framework, to the adapter or to this project."""
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,21 +9,21 @@ import pytest
 from adapters.contract.training import TRAINING
 from conformance.findings.verdict import Verdict, driven_instead
 from conformance.ranks.blame import blame
-from tests.drifting import framework
-from tests.drifting.adapter import CRASHES, OURS, REFUSALS, DriftingAdapter
+from tests.drifting import adapter, framework
+from tests.drifting.adapter import DriftingAdapter
+from tests.tables import table
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def _cases() -> Iterator[object]:
-    for verdict, failures in (
-        (Verdict.NOT_DRIVEN, OURS),
-        (Verdict.REFUSED, REFUSALS),
-        (Verdict.CRASHED, CRASHES),
-    ):
-        for failure, words in failures.items():
-            yield pytest.param(failure, verdict, words, id=failure.__name__)
-
-
-@pytest.mark.parametrize(("failure", "verdict", "words"), [*_cases()])
+@pytest.mark.parametrize(
+    ("failure", "verdict", "words"),
+    [
+        pytest.param(getattr(adapter, name), Verdict(verdict), words, id=name)
+        for verdict, failures in table("drifting/failures.toml").items()
+        for name, words in failures.items()
+    ],
+)
 def test_an_exception_has_the_verdict_of_the_one_at_fault_in_a_line(
     failure: Callable[[], object], verdict: Verdict, words: str
 ) -> None:
@@ -32,7 +33,7 @@ def test_an_exception_has_the_verdict_of_the_one_at_fault_in_a_line(
     raised = blame(caught.value, DriftingAdapter(), None)
 
     assert raised.verdict is verdict
-    assert f"{raised.words}, at {raised.place}" == words
+    assert f"{raised.words}, at {raised.place}" == words.replace("PYTHON", PYTHON)
 
 
 @pytest.mark.parametrize(

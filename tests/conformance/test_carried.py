@@ -5,14 +5,13 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from adapters.contract import Depth, Job, Layout, Observation
-from conformance.corpus.cases import CORPUS
+from adapters.contract import Job, Observation
 from conformance.explain.causes import causes as find_causes
-from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Ran
 from conformance.runs import carried
-from reference.aggregation import Aggregation, Conventions, Mode
+from reference.aggregation import Conventions
 from reference.weights import token_weights
+from tests.conformance.cells import cell
 from tests.findings import report, wrong
 
 if TYPE_CHECKING:
@@ -20,17 +19,8 @@ if TYPE_CHECKING:
     from conformance.findings.finding import Finding
     from conformance.runs.jobs import SharedJobs
 
-LAYOUT = Layout(dp=1, micro_batches=1)
-CELLS = {
-    cell.id: cell
-    for cell in (
-        MatrixCell(
-            aggregation=Aggregation(Mode.TOKEN_MEAN), case=case, layout=LAYOUT, depth=Depth.STEP
-        )
-        for case in CORPUS
-        if case.name in ("split_groups", "odd_groups", "uneven_lengths", "long_prompts")
-    )
-}
+CASES = ("split_groups", "odd_groups", "uneven_lengths", "long_prompts")
+CELLS = {one.id: one for one in map(cell, CASES)}
 FACTORS = tuple(
     f"policy_loss/{name}"
     for name in ("divided_by_dp", "multiplied_by_dp", "divided_by_cp", "multiplied_by_cp")

@@ -93,34 +93,6 @@ def test_what_is_right_or_of_the_framework_is_no_complaint_about_the_adapter(
     assert absent not in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["nobody"], "adapter 'nobody' is unknown; installed are .* or as module:Class"),
-        (["native", "--engine=jax"], "engine 'jax' is none of native's; choose torch"),
-        (["native", "--source=."], "native has no source of its own"),
-        (
-            ["tests.minimal.nowhere:Adapter"],
-            "cannot be imported: No module named 'tests.minimal.no",
-        ),
-        (["tests.minimal.right:Nobody"], "has no attribute 'Nobody'; name a module in the current"),
-        (["tests.minimal.right:Trainer"], "is no adapters.contract.Adapter"),
-        (["tests/minimal/right.py:Trainer"], "is not of the form module:Class; write my_package"),
-        (
-            ["tests.minimal.unfinished:WithoutObserve"],
-            r"class WithoutObserve of tests.minimal.unfinished lacks describe\(\), observe\(\); ",
-        ),
-        (["tests.minimal.unfinished:WithoutAName"], "class WithoutAName of .* lacks name; docs/"),
-        (["tests.broken:Unloadable"], r"(?s)cannot be loaded: ImportError: .*rank [01] raised"),
-    ],
-)
-def test_what_cannot_be_checked_is_a_usage_error(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
-) -> None:
-    assert cli.main(["check-adapter", *arguments]) == cli.USAGE_ERROR
-    assert re.search(words, capsys.readouterr().err)
-
-
 @pytest.mark.parametrize("unfinished", ["WithoutObserve", "WithoutAName"])
 def test_unfinished_class_is_one_line_of_a_run(tmp_path: Path, unfinished: str) -> None:
     result = command.run(tmp_path, f"tests.minimal.unfinished:{unfinished}", "--checks=weights")

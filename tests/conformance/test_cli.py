@@ -16,10 +16,10 @@ import pytest
 from conformance import cli
 from conformance.comparing.report_file import write
 from conformance.corpus.cases import ALL_CASES
-from conformance.findings.report import Report, Selection
 from tests import command
-from tests.findings import HEADER, finding
+from tests.findings import HEADER, finding, report
 from tests.pools import NEEDS_CLONES
+from tests.tables import table
 from tests.toys import checkout
 
 
@@ -66,19 +66,6 @@ def test_adapters_takes_sources_by_name(capsys: pytest.CaptureFixture[str]) -> N
     assert re.search(r"source +git refs/pull/1328/head [0-9a-f]{40}", block)
     assert re.search(r"modes +sample_mean, token_mean, constant", block)
     assert re.search(r"stub packages .*megatron\.training", block)
-
-
-def test_source_of_an_adapter_that_does_not_exist_is_refused(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert cli.main(["adapters", "--source=nobody=/tmp"]) == cli.USAGE_ERROR
-    assert "source '/tmp' is for adapter 'nobody'" in capsys.readouterr().err
-
-
-def test_source_without_a_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        cli.main(["adapters", "--source=/tmp"])
-    assert "'/tmp' is not of the form NAME=PATH" in capsys.readouterr().err
 
 
 def test_cases_are_a_table_with_what_each_catches_and_its_source(
@@ -140,32 +127,17 @@ def test_reader_that_stops_reading_is_no_error() -> None:
     assert not shown.stderr
 
 
-def test_case_that_does_not_exist_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["cases", "no_such_case"]) == cli.USAGE_ERROR
-    error = capsys.readouterr().err
-    assert "case 'no_such_case' is unknown; choose uneven_lengths, " in error
-
-
-@pytest.mark.parametrize(
-    ("arguments", "nearest"),
-    [
-        (["shwo"], "'shwo' is unknown; did you mean 'show'? choose from adapters, "),
-        (["diff", "old", "new", "--format=tex"], "did you mean 'text'? choose from text, "),
-        (["adapters", "skyrll"], "adapter 'skyrll' is unknown; did you mean 'skyrl'?"),
-        (["plan", "--adapter=skyrl", "--engine=fspd"], "did you mean 'fsdp'? choose fsdp or"),
-        (["cases", "split_group"], "did you mean 'split_groups'? choose uneven_lengths, "),
-    ],
-)
-def test_the_nearest_name_to_a_wrong_one_is_proposed(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], nearest: str
+@pytest.mark.parametrize(("given", "words"), table("conformance/refusals.toml")["command"].items())
+def test_what_cannot_be_done_is_refused_with_the_way_out(
+    capsys: pytest.CaptureFixture[str], given: str, words: str
 ) -> None:
     try:
-        status: object = cli.main(arguments)
+        status: object = cli.main(given.replace("ROOT", str(command.ROOT)).split())
     except SystemExit as end:  # argparse's own
         status = end.code
 
     assert status == cli.USAGE_ERROR
-    assert nearest in capsys.readouterr().err
+    assert re.search(words, capsys.readouterr().err)
 
 
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,13 +155,8 @@ def test_without_a_report_the_last_run_is_shown(
 
     for age, adapter in enumerate(("newest", "oldest")):
         path = tmp_path / "reports" / "latest" / f"{adapter}.json"
-        report = Report.assemble(
-            HEADER.model_copy(update={"adapter": adapter}),
-            [finding("a")],
-            Selection(selected=1, deselected=0),
-        )
         path.parent.mkdir(parents=True, exist_ok=True)
-        write(report, path)
+        write(report(finding("a"), header=HEADER.model_copy(update={"adapter": adapter})), path)
         os.utime(path, (1000 - age, 1000 - age))
     assert printed(capsys, "show")[0].startswith("newest ")
 

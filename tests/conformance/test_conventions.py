@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from adapters.contract import Assumed, Description, Documented, Layout, Observation
+from adapters.contract import Assumed, Description, Documented, Job, Layout, Observation
 from adapters.contract.batch.formulas import ESTIMATORS
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Convention
@@ -52,6 +52,14 @@ PASSES = np.array([0, 0, 0, 1])
 """One rank has two micro-batches, of 3 tokens and of one."""
 
 
+def by_conventions(
+    slug: str, job: Job, *seen: Observation, declared: Mapping[str, Convention]
+) -> Judgement:
+    """The judgement of a check on what ranks observed, by what is declared."""
+    spec = check_spec(slug)
+    return judge_by_conventions(judge(spec), spec, job, seen, Description(declared=declared))
+
+
 def logged(
     declared: Mapping[str, Convention],
     weights: list[float],
@@ -73,8 +81,7 @@ def logged(
         )
         for held in passes
     ]
-    description = Description(declared=declared)
-    return judge_by_conventions(judge(spec), spec, job, observations, description)
+    return by_conventions(slug, job, *observations, declared=declared)
 
 
 OF_THE_STEP = [1 / 4] * 4
@@ -164,18 +171,17 @@ def test_means_of_different_parts_are_one_cause() -> None:
     assert cause.name == "mean_of_means"
 
 
-def test_assumed_mean_of_means_may_be_pooled_in_training_too() -> None:
-    spec = check_spec("auxiliary.entropy")
+def entropy_trained(weights: list[float], **declared: Convention) -> Judgement:
+    """The judgement of an entropy term whose tokens have these weights."""
     job = job_of(STEP, layout=Layout(micro_batches=2), objective=Objective.ENTROPY)
-    for weights in (OF_THE_STEP, OF_MICRO_BATCHES):
-        seen = [
-            Observation(
-                token_weights=(np.array(weights),), forward_passes=(PASSES.astype(np.int32),)
-            )
-        ]
-        description = Description(declared={"entropy": Assumed(MEANS)})
-        judgement = judge_by_conventions(judge(spec), spec, job, seen, description)
-        assert judgement.verdict is Verdict.CONFORMS
+    passes = (PASSES.astype(np.int32),)
+    seen = Observation(token_weights=(np.array(weights),), forward_passes=passes)
+    return by_conventions("auxiliary.entropy", job, seen, declared=declared)
+
+
+@pytest.mark.parametrize("weights", [OF_THE_STEP, OF_MICRO_BATCHES])
+def test_assumed_mean_of_means_may_be_pooled_in_training_too(weights: list[float]) -> None:
+    assert entropy_trained(weights, entropy=Assumed(MEANS)).verdict is Verdict.CONFORMS
 
 
 SHARED = step_of([1, 1, 1], [1], [1, 1], groups=[0, 0, 1], rollouts=[0, 0, 1])
@@ -191,10 +197,8 @@ def weighed(
     weights: NDArray[np.float64], declared: Mapping[str, Convention], step: Step = SHARED
 ) -> Judgement:
     """The judgement of the weights of a step on one rank."""
-    spec = check_spec("weights")
-    job = job_of(step, mode=Mode.SAMPLE_MEAN)
-    seen = [Observation(token_weights=(weights,))]
-    return judge_by_conventions(judge(spec), spec, job, seen, Description(declared=declared))
+    seen = Observation(token_weights=(weights,))
+    return by_conventions("weights", job_of(step, mode=Mode.SAMPLE_MEAN), seen, declared=declared)
 
 
 @pytest.mark.parametrize("declared", SampleUnit)
@@ -295,14 +299,12 @@ SUMMED, WITH_ZEROS = [1 / 3] * 4, [1 / 4, 0, 1 / 4, 1 / 4]
 
 def logged_of_kept(declared: Mapping[str, Convention], weights: list[float]) -> Judgement:
     """The judgement of the entropy of a step with rejection, on one rank."""
-    spec = check_spec("rejection.entropy")
-    job = job_of(OF_REJECTION, objective=spec.objective)
+    job = job_of(OF_REJECTION, objective=check_spec("rejection.entropy").objective)
     batch = ProbedBatch(job.steps, job.objective)
     number = float(quantities(Metric.ENTROPY, batch) @ np.array(weights))
     seen = Observation(token_weights=(), reported={Metric.ENTROPY: (number,)})
-    return judge_by_conventions(
-        judge(spec), spec, job, [seen], Description(declared={"entropy": POOLED_ALONE, **declared})
-    )
+    declared = {"entropy": POOLED_ALONE, **declared}
+    return by_conventions("rejection.entropy", job, seen, declared=declared)
 
 
 POOLED_ALONE = Documented(POOLED, "a page")
@@ -360,13 +362,12 @@ def test_terms_are_divided_by_either_tokens_where_no_document_says_which(
 
 def test_the_masks_that_leave_the_fewest_mistakes_are_those_of_a_wrong_sum() -> None:
     """As in ROLL: the policy loss trains rejected tokens, and the entropy is over all tokens."""
-    spec = check_spec("rejection.combined")
-    job = job_of(OF_REJECTION, objective=spec.objective)
+    job = job_of(OF_REJECTION, objective=check_spec("rejection.combined").objective)
     batch = ProbedBatch(job.steps, job.objective)
     before, after = np.array(BEFORE), np.array(AFTER)
     gradient = batch.dloss_dlogprob * before - ENTROPY_COEFFICIENT * before + KL_COEFFICIENT * after
     seen = Observation(token_weights=(gradient / batch.dloss_dlogprob,))
-    judgement = judge_by_conventions(judge(spec), spec, job, [seen], Description())
+    judgement = by_conventions("rejection.combined", job, seen, declared={})
 
     [[mistake]] = judgement.clues.explanations
     assert "policy_loss/rejection_left_out" in mistake
@@ -391,11 +392,10 @@ def judged_by(
     objective: Objective, declared: Mapping[str, Convention], advantages: NDArray[np.float64]
 ) -> Judgement:
     """The judgement of the gradient of these advantages on one rank."""
-    spec = check_spec(f"advantages.{objective}")
     job = job_of(WITH_HOLES, mode=Mode.SAMPLE_MEAN, objective=objective)
     weights = token_weights(WITH_HOLES, job.aggregation) * advantages
-    seen = [Observation(token_weights=(weights,))]
-    return judge_by_conventions(judge(spec), spec, job, seen, Description(declared=declared))
+    seen = Observation(token_weights=(weights,))
+    return by_conventions(f"advantages.{objective}", job, seen, declared=declared)
 
 
 WITH_HOLES = step_of([1, 0, 1, 1, 0], [1, 1, 0], groups=[0, 1])
@@ -448,16 +448,14 @@ def test_mistake_beside_other_tokens_than_the_assumed_ones_is_named() -> None:
 
 
 def test_micro_batches_that_weigh_the_same_are_advice_where_samples_are_assumed_to_count() -> None:
-    spec = check_spec("auxiliary.entropy")
-    job = job_of(STEP, layout=Layout(micro_batches=2), objective=Objective.ENTROPY)
-    weighs = {"micro_batch_weight": Assumed(MicroBatchWeight.BY_SAMPLES)}
-    declared = {"entropy": Documented(MEANS, "a page"), **weighs}
-    verdicts = []
-    for weights in ([2 / 9] * 3 + [1 / 3], OF_MICRO_BATCHES):
-        passes = (PASSES.astype(np.int32),)
-        seen = [Observation(token_weights=(np.array(weights),), forward_passes=passes)]
-        description = Description(declared=declared)
-        verdicts.append(judge_by_conventions(judge(spec), spec, job, seen, description))
+    by_samples, equal = (
+        entropy_trained(
+            weights,
+            entropy=Documented(MEANS, "a page"),
+            micro_batch_weight=Assumed(MicroBatchWeight.BY_SAMPLES),
+        )
+        for weights in ([2 / 9] * 3 + [1 / 3], OF_MICRO_BATCHES)
+    )
 
-    assert [one.verdict for one in verdicts] == [Verdict.CONFORMS, Verdict.ADVICE]
-    assert verdicts[1].diagnosis.name == "micro_batch_weight_equal"
+    assert (by_samples.verdict, equal.verdict) == (Verdict.CONFORMS, Verdict.ADVICE)
+    assert equal.diagnosis.name == "micro_batch_weight_equal"

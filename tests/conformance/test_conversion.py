@@ -154,7 +154,6 @@ WITH_VERL = [
     pytest.mark.skipif(find_spec("verl") is None, reason="verl is not installed"),
 ]
 
-
 WITH_BOTH = [*steps.marks("trl"), *steps.marks("openrlhf")]
 
 

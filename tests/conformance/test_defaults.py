@@ -2,12 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from adapters.contract import Description, Job, Layout, Observation
+from adapters.contract import Job, Layout, Observation
 from adapters.contract.description import DefaultValue, documented
 from adapters.contract.job import Defaults
 from adapters.contract.objective import Objective
@@ -16,24 +15,20 @@ from conformance.judging.weights import Judgement
 from conformance.plan.checks import check_spec
 from conformance.plan.plan import Plan
 from conformance.ranks.pool import Crashed, Ran
-from conformance.runs.jobs import SharedJobs
 from conformance.runs.laws import judge_same
-from reference.step import Sample, Step
-from tests.jobs import job_of
+from tests.conformance.cells import answered
+from tests.jobs import job_of, step_of
 
-JOB = replace(
-    job_of(Step.of([Sample(prompt_length=1, loss_mask=[1, 1], group=0)])),
-    objective=Objective.CISPO,
-)
+JOB = job_of(step_of([1, 1]), objective=Objective.CISPO)
 DOCUMENTED = documented("config.mdx", {"cispo.low": 1.0})["cispo.low"]
 RIGHT = np.array([0.5, 0.25])
 
 
-def judged(run: Callable[[Job], Ran | Crashed], description: Description) -> Judgement:
-    """The judgement of a step that leaves its options out."""
-    jobs = SharedJobs(SimpleNamespace(description=description, run=run))  # type: ignore[arg-type]
+def judged(run: Callable[[Job], Ran | Crashed], actual: float = 1.0) -> Judgement:
+    """The judgement of a step that leaves out an option, which has this value by default."""
+    defaults = {Objective.CISPO: (DefaultValue("cispo.low", DOCUMENTED, actual),)}
     job = replace(JOB, defaults=Defaults.LEFT_OUT)
-    return judge_same(check_spec("defaults.cispo"), job, run(job), jobs)
+    return judge_same(check_spec("defaults.cispo"), job, run(job), answered(run, defaults=defaults))
 
 
 @pytest.mark.parametrize(
@@ -52,13 +47,11 @@ def judged(run: Callable[[Job], Ran | Crashed], description: Description) -> Jud
 def test_a_default_is_what_is_documented_in_the_configuration_and_in_the_gradient(
     actual: float, gradient: np.ndarray, words: str | None
 ) -> None:
-    defaults = {Objective.CISPO: (DefaultValue("cispo.low", DOCUMENTED, actual),)}
-
     def run(job: Job) -> Ran:
         trained = gradient if job.defaults is Defaults.LEFT_OUT else RIGHT
         return Ran((Observation(token_weights=(trained,)),), 0.0)
 
-    judgement = judged(run, Description(defaults=defaults))
+    judgement = judged(run, actual)
 
     if words is None:
         assert judgement.verdict is Verdict.CONFORMS
@@ -78,8 +71,7 @@ def test_a_step_that_crashes_with_or_without_documented_defaults_is_a_crash(
             return Crashed("ValueError: no bound", place="loss.py:7 (cispo)")
         return Ran((Observation(token_weights=(RIGHT,)),), 0.0)
 
-    defaults = {Objective.CISPO: (DefaultValue("cispo.low", DOCUMENTED, 1.0),)}
-    judgement = judged(run, Description(defaults=defaults))
+    judgement = judged(run)
 
     assert judgement.verdict is Verdict.CRASHED
     assert judgement.place == "loss.py:7 (cispo)"

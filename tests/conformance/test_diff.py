@@ -26,8 +26,8 @@ from conformance.views.versions.diff_formats import (
 )
 from reference.aggregation import Conventions, DenominatorMask, LoggedMean, Mode
 from tests.conformance.reports import TOLERANCE, findings, headers, pairs, reports
-from tests.conformance.weighed import found, report, wrong
-from tests.findings import HEADER
+from tests.conformance.weighed import found, wrong
+from tests.findings import HEADER, report
 
 MIRRORED = {
     ChangeKind.WORSE: ChangeKind.BETTER,
@@ -84,7 +84,6 @@ UPWARDS = [
     crashed("RuntimeError: boom"),
 ]
 """From best to worst."""
-
 
 MALFORMED: list[dict[str, Any]] = [
     {"check": Check.ARGUMENTS, "subject": "divisor_nan"},
@@ -446,9 +445,10 @@ def test_markdown_fits_and_nothing_in_it_has_an_effect(both: tuple[Report, Repor
 @pytest.mark.parametrize("length", range(20))
 def test_markdown_leaves_whole_groups_out_and_counts_them(length: int) -> None:
     cases = [f"case_{number}" for number in range(400)]
-    old = report(*(found(case=case) for case in cases))
-    new = report(*(crashed(f"{case}{'|' * length}", case=case) for case in cases))
-    shown = markdown(difference(old, new))
+    old = report(found(case="fine"), *(found(case=case) for case in cases))
+    crashes = (crashed(f"{case}{'|' * length}", case=case) for case in cases)
+    new = report(found(case="fine"), *crashes)
+    shown = markdown(difference(old, new.model_copy(update={"causes": []})))
     [left_out] = re.findall(r"Groups that do not fit: (\d+);", shown)
 
     assert MOST_CHARACTERS - 1_000 < len(shown) <= MOST_CHARACTERS

@@ -10,25 +10,25 @@ import pytest
 from conformance.comparing.expectations import draft, load
 from conformance.comparing.gate import Expecting, GateDecision, Outcome, Strict
 from conformance.comparing.known import expected
-from conformance.comparing.report_file import assembled
 from conformance.findings.cause import Cause, Severity, SuspectedLine
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import Diagnosis, Finding
-from conformance.findings.report import Report, Selection
+from conformance.findings.report import Report
 from conformance.findings.verdict import Verdict
 from tests import command
 from tests.findings import (
     CP,
     HEAD,
-    HEADER,
     MICRO,
     Said,
     crash,
     finding,
     mismatch,
+    report,
     right,
     wrong,
 )
+from tests.tables import table
 
 X, Y = "not_divided", "not_finite"
 
@@ -183,21 +183,19 @@ def test_a_finding_is_known_by_an_entry_of_its_check_and_told_by_that_of_its_cau
         diagnosis=elsewhere.diagnosis,
         error=1.0,
     )
-    report = Report.assemble(HEADER, [placed], Selection(selected=1, deselected=0))
     cause = cause_of(Y, placed.id, suspect="fw/loss.py:7")
+    found = report(placed).model_copy(update={"causes": [cause]})
 
     assert gate.decision(elsewhere).outcome is Outcome.FAILS
     assert gate.decision(placed).outcome is Outcome.KNOWN
-    assert [*gate.lines(report.model_copy(update={"causes": [cause]}))] == [
-        f"known (1): placed ({CAUSE['link']})"
-    ]
+    assert [*gate.lines(found)] == [f"known (1): placed ({CAUSE['link']})"]
 
 
 def test_a_run_that_was_not_traced_is_not_held_against_suspects(tmp_path: Path) -> None:
     gate = expecting(tmp_path, PLACED)
-    report = Report.assemble(HEADER, [mismatch("a", Y)], Selection(selected=1, deselected=0))
+    found = report(mismatch("a", Y))
     untraced, here, elsewhere = (
-        report.model_copy(update={"causes": [cause_of(Y, report.findings[0].id, suspect=line)]})
+        found.model_copy(update={"causes": [cause_of(Y, found.findings[0].id, suspect=line)]})
         for line in (None, "fw/loss.py:7", "fw/loss.py:8")
     )
 
@@ -248,21 +246,20 @@ def test_a_mistake_of_several_names_is_gone_once_it_shows_under_none(tmp_path: P
 
 
 def test_without_a_file_all_that_is_wrong_fails() -> None:
-    found = [finding("a"), mismatch("b", "x"), crash("c", "y"), finding("d", Verdict.REFUSED)]
-    report = Report.assemble(HEADER, found, Selection(selected=4, deselected=0))
+    wrong_or_right = mismatch("b", "x"), crash("c", "y"), finding("d", Verdict.REFUSED)
+    found = report(finding("a"), *wrong_or_right)
 
-    assert [one.case for one in Strict().failing(report)] == ["b", "c"]
-    assert not list(Strict().lines(report))
+    assert [one.case for one in Strict().failing(found)] == ["b", "c"]
+    assert not list(Strict().lines(found))
 
 
 def test_the_end_of_a_run_counts_what_was_known_and_names_what_is_out_of_date(
     tmp_path: Path,
 ) -> None:
     listed = expecting(tmp_path, CRASH | {"findings": ["weights/token_mean/?/*"]})
-    found = [finding("a"), crash("b", CRASH["message"]), crash("c", CRASH["message"])]
-    report = Report.assemble(HEADER, found, Selection(selected=3, deselected=0))
+    crashes = (crash(case, CRASH["message"]) for case in "bc")
 
-    fixed, known = listed.lines(report)
+    fixed, known = listed.lines(report(finding("a"), *crashes))
 
     assert fixed.startswith("weights/token_mean/a/dp1-cp1-mb1-bshd: ")
     assert "fixed; remove it" in fixed
@@ -270,53 +267,16 @@ def test_the_end_of_a_run_counts_what_was_known_and_names_what_is_out_of_date(
 
 
 @pytest.mark.parametrize(
-    ("entry", "complaint"),
-    [
-        (CRASH | {"reason": ""}, "is a draft: 1 of its 1 entries have no reason or no link; write"),
-        (CAUSE | {"link": ""}, "is a draft: 1 of its 1 entries have no reason or no link; write"),
-        (CRASH | {"reason": None}, "cause.0.failure.reason: Field required"),
-        (CRASH | {"link": "miles#7"}, "cause.0.failure.link: String should match pattern"),
-        (CRASH | {"findings": []}, "cause.0.failure.findings: Tuple should have at least 1 item"),
-        (CRASH | {"findings": "weights/*"}, "cause.0.failure.findings: Input should be a valid"),
-        (CRASH | {"message": None}, "cause.0.failure.message: Field required"),
-        (CRASH | {"condition": []}, "cause.0.failure.condition: Extra inputs are not permitted"),
-        (CRASH | {"name": X}, "cause.0.mistake.findings: Extra inputs are not permitted"),
-        (CAUSE | {"until": "1.0"}, "cause.0.mistake.until: Extra inputs are not permitted"),
-        (
-            CAUSE | {"name": "multiplied_by_cpp"},
-            "known.toml: cause.0.mistake.name: no cause of a report can have 'multiplied_by_cpp':"
-            " perhaps it is 'multiplied_by_pp' or 'multiplied_by_cp'",
-        ),
-        (CAUSE | {"name": "mismatch"}, "no cause of a report can have 'mismatch'"),
-        (CAUSE | {"name": "qqq"}, "'qqq': let `expect` draft it from a report"),
-        (
-            CAUSE | {"condition": ["in token_mean", "where cp > 2"]},
-            "cause.0.mistake.condition.1: no cause of a report can have 'where cp > 2': perhaps it"
-            " is 'where cp > 1'",
-        ),
-        (
-            CAUSE | {"condition": ["where a prompt group is on several ranks"]},
-            "'where a prompt group is on several data-parallel ranks'",
-        ),
-        (CAUSE | {"name": []}, "cause.0.mistake.name: Tuple should have at least 1 item"),
-        (CAUSE | {"name": [X, "mismatch"]}, "no cause of a report can have 'mismatch'"),
-        (CAUSE | {"suspect": ["loss.py"]}, "cause.0.mistake.suspect.0: String should match"),
-        (CAUSE | {"check": []}, "cause.0.mistake.check: Tuple should have at least 1 item"),
-        (CAUSE | {"code": "https://example.org/tree"}, "cause.0.mistake.code: String should match"),
-        (CRASH | {"check": ["weights"]}, "cause.0.failure.check: Extra inputs are not permitted"),
-        (
-            CAUSE | {"looked_up": "lately"},
-            "cause.0.mistake.looked_up: Input should be a valid date",
-        ),
-    ],
+    ("kind", "changed", "words"), table("conformance/expectations.toml")["complaint"]
 )
 def test_an_entry_that_says_too_little_or_too_much_or_what_no_report_can_have_is_refused(
-    tmp_path: Path, entry: dict[str, Any], complaint: str
+    tmp_path: Path, kind: str, changed: dict[str, Any], words: str
 ) -> None:
+    entry = {"CRASH": CRASH, "CAUSE": CAUSE}[kind] | changed
     with pytest.raises(InvalidExpectationsError) as refused:
-        expecting(tmp_path, entry)
+        expecting(tmp_path, {name: value for name, value in entry.items() if value is not False})
 
-    assert complaint in str(refused.value)
+    assert words in str(refused.value)
     assert "known.toml" in str(refused.value)
 
 
@@ -363,9 +323,9 @@ def test_a_pattern_that_matches_nothing_and_a_finding_listed_twice_are_refused(
 
 def test_draft_lists_all_that_is_wrong_and_is_complete_once_it_says_why(tmp_path: Path) -> None:
     hostile = crash("c", 'ValueError: "quoted" \\ back\x1b[31m')
-    found = [mismatch("a", X), mismatch("b", Y), hostile, finding("d"), mismatch("e", X)]
-    report = assembled(HEADER, found, [], Selection(selected=5, deselected=0))
-    text = "\n".join(draft(report))
+    wrong_of_x = (mismatch(case, X) for case in "ae")
+    found = report(*wrong_of_x, mismatch("b", Y), hostile, finding("d"))
+    text = "\n".join(draft(found))
     path = tmp_path / "known.toml"
     path.write_text(text)
 
@@ -378,11 +338,11 @@ def test_draft_lists_all_that_is_wrong_and_is_complete_once_it_says_why(tmp_path
         )
     )
     complete = Expecting(load(path))
-    outcomes = [complete.decision(one).outcome for one in report.findings]
+    outcomes = [complete.decision(one).outcome for one in found.findings]
     assert len(complete.expectations.failures) == 1
     assert [mistake.names for mistake in complete.expectations.mistakes] == [(X,), (Y,)]
-    complete.expectations.require_framework(report.adapter, report.engine)
-    assert complete.objection(report) is None
+    complete.expectations.require_framework(found.adapter, found.engine)
+    assert complete.objection(found) is None
     assert outcomes == [*[Outcome.KNOWN] * 3, Outcome.PASSES, Outcome.KNOWN]
 
 
@@ -415,9 +375,7 @@ CP_RIGHT = right("weights/token_mean/b/dp1-cp4-mb1-thd", CP)
 
 
 def report_of(gate: Expecting, *said: Said) -> Report:
-    findings = [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)]
-    selection = Selection(selected=len(said), deselected=0)
-    return assembled(HEADER, findings, [clues for _, clues in said], selection, gate.watched)
+    return report(*said, watched=gate.watched)
 
 
 def test_an_expected_cause_stands_for_all_findings_that_it_explains(tmp_path: Path) -> None:

@@ -5,32 +5,26 @@ from types import SimpleNamespace
 from typing import cast
 
 from adapters.native.adapter import NativeAdapter
-from conformance.comparing.report_file import assembled
 from conformance.findings.finding import Finding
-from conformance.findings.report import PlanSize, Report, Selection
+from conformance.findings.report import PlanSize, Report
 from conformance.findings.verdict import Verdict
 from conformance.plan.plan import Plan
 from conformance.plugin import experiments
 from conformance.ranks.pool import RankPool
 from conformance.runs.jobs import SharedJobs
 from conformance.runs.recorder import FindingMessage, FindingRecorder
-from tests.findings import HEADER, Said, right, wrong
+from tests.findings import HEADER, Said, report, right, wrong
 
 MISTAKE = "policy_loss/multiplied_by_cp"
 PLAN = Plan(layouts=tuple(NativeAdapter().layouts()), size=PlanSize.QUICK)
 DESCRIPTION = NativeAdapter().describe()
-
-
-def report(*said: Said) -> Report:
-    header = HEADER.model_copy(update={"chosen_by": {"token_mean": ("--per-token",)}})
-    findings = [finding.model_copy(update={"clues": n}) for n, (finding, _) in enumerate(said)]
-    selection = Selection(selected=len(said), deselected=0)
-    return assembled(header, findings, [clues for _, clues in said], selection)
+PER_TOKEN = HEADER.model_copy(update={"chosen_by": {"token_mean": ("--per-token",)}})
 
 
 def chosen(*said: Said) -> list[str]:
     severities = experiments.TESTED[0]
-    return [cell.id for cell in experiments.chosen(report(*said), PLAN, DESCRIPTION, severities)]
+    found = report(*said, header=PER_TOKEN)
+    return [cell.id for cell in experiments.chosen(found, PLAN, DESCRIPTION, severities)]
 
 
 def test_an_option_is_left_out_and_nothing_else_changes() -> None:
@@ -103,7 +97,7 @@ class Recorder:
 
 def test_findings_are_made_while_the_ranks_still_run() -> None:
     wrong_with_cp = wrong("weights/sample_mean/uneven_lengths/dp1-cp2-mb2-thd", MISTAKE)
-    recorder = Recorder(SimpleNamespace(plan=PLAN), report(wrong_with_cp))
+    recorder = Recorder(SimpleNamespace(plan=PLAN), report(wrong_with_cp, header=PER_TOKEN))
 
     with RankPool(NativeAdapter(), None, 1) as pool:
         experiments.run(cast("FindingRecorder", recorder), SharedJobs(pool))
@@ -123,6 +117,7 @@ def test_advice_is_tested_after_all_other_causes() -> None:
         of_advice,
         wrong("weights/sample_mean/odd_groups/dp1-cp1-mb2-thd", "policy_loss/divided_by_cp"),
         right("weights/sample_mean/one_token/dp1-cp1-mb2-thd", MISTAKE),
+        header=PER_TOKEN,
     )
 
     first, then = (

@@ -63,10 +63,8 @@ def test_right_weights_are_right() -> None:
     assert explanations.explain_repetition(RIGHT, RIGHT) is None
 
 
-def neighbours(of: int) -> Array:
-    """Weights whose gradient is that of another token."""
-    return np.roll(RIGHT.expected_gradient, -of) / RIGHT.dloss_dlogprob
-
+BEFORE = np.roll(RIGHT.expected_gradient, 1) / RIGHT.dloss_dlogprob
+"""Weights whose gradient is that of the token before."""
 
 NOISE = 1 + np.random.default_rng(0).random(len(RIGHT.expected))
 
@@ -75,17 +73,12 @@ NOISE = 1 + np.random.default_rng(0).random(len(RIGHT.expected))
     ("change", "name", "words"),
     [
         (lambda w: w * np.nan, "not_finite", "token 1 of sample 0: nan and not 0.015625"),
-        (lambda w: w * 0, "no_gradient", "is 0 for every token"),
         (lambda w: w * 3, "factor", "every weight is 3 times as large"),
         (lambda w: w * 64 / 65, "factor", "every weight is 0.9846154 times"),
         (lambda w: w * (1 - 1 / 4096), "derivative_not_one", "= 1 - 1/4096"),
-        (lambda w: -w, "wrong_sign", "wrong sign"),
-        (lambda w: w * RIGHT.dloss_dlogprob / 4, "gradients_returned", "not the weights"),
         (lambda w: w * RISES * RIGHT.dloss_dlogprob, "gradients_returned", "not the weights"),
-        (lambda w: neighbours(1), "probe_of_another_token", "of the token after it"),
-        (lambda w: neighbours(-1), "probe_of_another_token", "of the token before it"),
+        (lambda w: BEFORE, "probe_of_another_token", "of the token before it"),
         (lambda w: w * RISES / 2, "ratio_not_one", "is 0.5 and not exactly 1, so that tokens with"),
-        (lambda w: w * RISES / 2, "ratio_not_one", "negative advantages are clipped"),
         (lambda w: w * ~RISES * 2, "ratio_not_one", "positive advantages are clipped"),
         (lambda w: w * NOISE, "unexplained", "64 of 80 tokens have another weight"),
     ],

@@ -7,30 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from adapters.contract import Adapter, Depth, Layout
+from adapters.contract import Adapter, Layout
 from conformance.comparing.report_file import load
-from conformance.corpus.cases import CORPUS
 from conformance.findings.report import Selection
 from conformance.findings.verdict import Verdict
-from conformance.plan.matrix import MatrixCell
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from conformance.ranks.processes import LocalLauncher
 from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
-from reference.aggregation import Mode
 from tests import command, faulty
+from tests.conformance.cells import cell
 from tests.conformance.ranks import ACTIVE, LIMIT, MASKED, assert_matches, is_alive, job
 from tests.findings import begun
 from tests.waiting import processes_of_session, wait_for
 
 JUNIT = "--junitxml=junit.xml"
-
-
-def cell(layout: Layout) -> MatrixCell:
-    case = next(case for case in CORPUS if case.name == "uneven_lengths")
-    aggregation = case.aggregation(Mode.TOKEN_MEAN)
-    return MatrixCell(aggregation=aggregation, case=case, layout=layout, depth=Depth.STEP)
 
 
 @pytest.mark.parametrize(
@@ -117,8 +109,10 @@ def test_a_garbled_framework_makes_no_garbled_report(tmp_path: Path) -> None:
 def test_a_rank_that_fails_in_one_micro_batch_is_named() -> None:
     adapter = faulty.RaisingInOneMicroBatch()
     with RankPool(adapter, None, size=2, time_limit=LIMIT) as pool:
-        split = make(cell(Layout(dp=2, micro_batches=2, format="thd")), SharedJobs(pool))
-        whole = make(cell(Layout(dp=2)), SharedJobs(pool))
+        split = make(
+            cell("uneven_lengths", Layout(dp=2, micro_batches=2, format="thd")), SharedJobs(pool)
+        )
+        whole = make(cell("uneven_lengths", Layout(dp=2)), SharedJobs(pool))
 
     assert split.verdict is Verdict.CRASHED
     assert split.message.startswith("FloatingPointError: loss is not finite\nrank 1 raised")
@@ -128,7 +122,7 @@ def test_a_rank_that_fails_in_one_micro_batch_is_named() -> None:
 def test_weights_that_are_not_finite_are_a_mismatch_and_shown_as_such() -> None:
     adapter = faulty.NotFinite()
     with RankPool(adapter, None, size=1) as pool:
-        found = make(cell(Layout()), SharedJobs(pool))
+        found = make(cell("uneven_lengths", Layout()), SharedJobs(pool))
 
     assert found.verdict is Verdict.MISMATCH
     assert found.error is None

@@ -1,57 +1,31 @@
 """Options that change nothing: modes that an objective is documented to ignore, and others."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from adapters.contract import Depth, Description, FixedMode, Job, Layout, Observation
+from adapters.contract import Depth, FixedMode, Job, Layout, Observation
 from adapters.contract.batch.formulas import DERIVATIVES
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import CONSTANTS, Objective
 from adapters.native.adapter import NativeAdapter
-from conformance.corpus.cases import CORPUS
 from conformance.explain.causes import causes
 from conformance.findings.cause import TermMistake
 from conformance.findings.finding import Logged
 from conformance.findings.verdict import Verdict
 from conformance.judging.advice import named_after_option
 from conformance.judging.weights import Judgement
-from conformance.plan.checks import check_spec
-from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Ran
 from conformance.runs.check import make
-from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Aggregation, Mode
 from reference.weights import token_weights
 from tests.adapters import steps
+from tests.conformance.cells import answered, cell
 
-CASE = next(case for case in CORPUS if case.name == "fully_masked_sample")
+CASE = "fully_masked_sample"
 
 SAPO_BY_SAMPLES = {Objective.SAPO: FixedMode(Mode.SAMPLE_MEAN, "its docstring")}
-
-
-@dataclass
-class TrainingBy:
-    """Stands where a rank is that weighs tokens by one mode, whatever it is asked for."""
-
-    mode: Mode
-    description: Description
-    loss: Objective | None = None
-    """The loss that is trained, whatever is asked for; the job's if None."""
-
-    def run(self, job: Job) -> Ran:
-        """The gradient of the job's objective by that mode."""
-        batch = ProbedBatch(job.steps, job.objective)
-        derivatives = batch.dloss_dlogprob
-        if self.loss is not None:
-            derivatives = DERIVATIVES[self.loss](batch.policy_tokens, CONSTANTS)
-        of_ids = np.zeros(batch.probe_size)
-        of_ids[np.concatenate(batch.responses)] = (
-            token_weights(job.steps[0], Aggregation(self.mode)) * derivatives
-        )
-        weights = batch.split(batch.weights(of_ids))
-        return Ran((Observation(token_weights=tuple(weights)),))
 
 
 def finding(
@@ -61,14 +35,24 @@ def finding(
     loss: Objective | None = None,
     **described: object,
 ) -> Judgement:
-    """The judgement of a framework that trains by one mode where another is asked for."""
-    spec = check_spec(f"off_policy.{objective}")
-    cell = MatrixCell(
-        aggregation=CASE.aggregation(asked), case=CASE, layout=Layout(), depth=Depth.STEP, spec=spec
-    )
-    description = replace(NativeAdapter().describe(), **described)  # type: ignore[arg-type]
-    ranks = TrainingBy(trained, description, loss)
-    return make(cell, SharedJobs(ranks))  # type: ignore[arg-type]
+    """The judgement of a framework that trains by one mode where another is asked for.
+
+    The loss that it trains, whatever is asked for, may be another too.
+    """
+
+    def run(job: Job) -> Ran:
+        batch = ProbedBatch(job.steps, job.objective)
+        derivatives = batch.dloss_dlogprob
+        if loss is not None:
+            derivatives = DERIVATIVES[loss](batch.policy_tokens, CONSTANTS)
+        of_ids = np.zeros(batch.probe_size)
+        of_ids[np.concatenate(batch.responses)] = (
+            token_weights(job.steps[0], Aggregation(trained)) * derivatives
+        )
+        return Ran((Observation(token_weights=tuple(batch.split(batch.weights(of_ids)))),))
+
+    looked_at = cell(CASE, mode=asked, check=f"off_policy.{objective}")
+    return make(looked_at, answered(run, **described))
 
 
 def test_mode_that_is_ignored_as_documented_is_advice() -> None:
@@ -120,7 +104,7 @@ def test_option_without_which_the_loss_would_be_the_same_is_named(
     objective: Objective, trained: Mode, said: str
 ) -> None:
     wrong = finding(trained, Mode.SAMPLE_MEAN, objective, Objective.OFF_POLICY, chosen_by=OPTIONS)
-    name = f"off_policy.{objective}/sample_mean/{CASE.name}/{Layout()}"
+    name = f"off_policy.{objective}/sample_mean/{CASE}/{Layout()}"
     [cause] = causes([wrong.finding(name, Depth.STEP)], [], {})
 
     assert wrong.diagnosis.explanation.endswith(said)
@@ -141,7 +125,7 @@ def test_option_is_not_accused_where_there_is_an_explanation_without_it() -> Non
     wrong = finding(Mode.PROMPT_MEAN, Mode.SAMPLE_MEAN, Objective.DUAL_CLIP, Objective.OFF_POLICY)
     assert wrong.clues is not None
     described = replace(NativeAdapter().describe(), chosen_by=OPTIONS)
-    job = steps.job(CASE.name, Mode.SAMPLE_MEAN, str(Layout()), Objective.DUAL_CLIP)
+    job = steps.job(CASE, Mode.SAMPLE_MEAN, str(Layout()), Objective.DUAL_CLIP)
     without = [[TermMistake.of("policy_loss", "multiplied_by_cp")]]
     explanations = [*wrong.clues.explanations, without]
     unclear = replace(wrong, clues=wrong.clues.model_copy(update={"explanations": explanations}))
@@ -154,7 +138,7 @@ def test_a_logged_number_names_no_option_if_another_mistake_gives_it_too() -> No
     wrong = finding(Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
     assert wrong.clues is not None
     described = replace(NativeAdapter().describe(), chosen_by=OPTIONS)
-    job = steps.job(CASE.name, Mode.TOKEN_MEAN, str(Layout()))
+    job = steps.job(CASE, Mode.TOKEN_MEAN, str(Layout()))
     number = replace(wrong, logged=Logged(expected=1.0, reported=2.0))
     averaged = [[TermMistake.of("policy_loss", "shares_averaged_by_tokens")]]
     explanations = [*wrong.clues.explanations, averaged]

@@ -6,17 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from conformance.comparing.report_file import assembled
 from conformance.findings.cause import SuspectedLine
-from conformance.findings.report import Report, Selection
 from conformance.findings.verdict import Verdict
 from conformance.views import report_formats
 from tests import command
-from tests.findings import HEADER, crash, finding, mismatch
-
-
-def report(*findings: object) -> Report:
-    return assembled(HEADER, findings, [], Selection(selected=len(findings), deselected=0))  # type: ignore[arg-type]
+from tests.findings import crash, finding, mismatch, recaused, report
 
 
 def test_each_mistake_is_one_annotation_and_there_are_ten_at_most() -> None:
@@ -31,10 +25,8 @@ def test_each_mistake_is_one_annotation_and_there_are_ten_at_most() -> None:
 
 
 def test_an_annotation_is_at_the_line_to_look_at_first() -> None:
-    found = report(mismatch("a", "mistake"))
-    [cause] = found.causes
     lines = [SuspectedLine(file="a,b.py", line=7, function="f", why="it counts")] * 2
-    traced = found.model_copy(update={"causes": [cause.model_copy(update={"suspects": lines})]})
+    traced = recaused(report(mismatch("a", "mistake")), suspects=lines)
 
     [line] = report_formats.error_commands(traced, traced.findings)
 

@@ -9,10 +9,9 @@ from adapters.contract import Layout
 from adapters.toolkit.source import Commit
 from conformance import cli
 from conformance.comparing.gate import Strict
-from conformance.comparing.report_file import assembled, load, write
+from conformance.comparing.report_file import load, write
 from conformance.expected.step_context import ExpectedNumber
-from conformance.findings.errors import InconsistentExpectationError, UnknownCutError
-from conformance.findings.report import Selection
+from conformance.findings.errors import InconsistentExpectationError
 from conformance.runs.recorder import Consistency
 from conformance.runs.versions import history
 from conformance.views import report_formats
@@ -20,7 +19,7 @@ from conformance.views.versions import diff_formats, history_table
 from reference.aggregation import AuxiliaryAggregation, Mode
 from tests import command
 from tests.conformance.given import BY_SAMPLE, UNEVEN, Given
-from tests.findings import HEADER, finding, mismatch
+from tests.findings import finding, mismatch, report
 
 TWO = Layout(dp=2, micro_batches=2)
 
@@ -64,11 +63,6 @@ def test_expected_weights_of_micro_batches_are_named_after_the_layout() -> None:
     assert averaged.value != otherwise_cut.value
 
 
-def test_mean_over_micro_batches_needs_to_be_told_of_them() -> None:
-    with pytest.raises(UnknownCutError, match="have the adapter tell its forward passes"):
-        _ = Given().context.of_term(AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN).expected
-
-
 CLIP_FRACTION = (
     "--checks=metric",
     "--modes=sample_mean,token_mean",
@@ -106,10 +100,8 @@ FAULT = "UnknownCutError: token_mean of micro-batches is declared"
 @pytest.fixture
 def faulty_report(tmp_path: Path) -> Path:
     """A report of a run that a fault stopped when it had found something wrong."""
-    wrong = mismatch("a", "not_divided")
-    selection = Selection(selected=2, deselected=0)
     path = tmp_path / "faulty.json"
-    write(assembled(HEADER, [wrong], [], selection, fault=FAULT), path)
+    write(report(mismatch("a", "not_divided"), missing=1, fault=FAULT), path)
     return path
 
 
@@ -124,12 +116,12 @@ def test_fault_is_shown_before_anything_that_was_found(
 
 
 def test_only_the_fault_is_annotated_on_github(faulty_report: Path) -> None:
-    report = load(faulty_report)
+    faulty = load(faulty_report)
 
-    assert [*report_formats.error_commands(report, report.findings)] == [
+    assert [*report_formats.error_commands(faulty, faulty.findings)] == [
         f"::error::fault of the harness: {FAULT}"
     ]
-    assert [*diff_formats.gate_lines(Strict(), report)] == []
+    assert [*diff_formats.gate_lines(Strict(), faulty)] == []
 
 
 @pytest.mark.parametrize(
@@ -150,8 +142,7 @@ def test_no_conclusion_is_drawn_from_a_run_that_a_fault_stopped(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(faulty_report.parent)
-    right = assembled(HEADER, [finding("a")], [], Selection(selected=1, deselected=0))
-    write(right, Path("right.json"))
+    write(report(finding("a")), Path("right.json"))
 
     assert cli.main(command_line) == cli.USAGE_ERROR
     output = capsys.readouterr()

@@ -24,7 +24,7 @@ from tests import command, room
 from tests.findings import CP, EMPTY, MICRO, OTHER, A, B, report, right, with_verdict, wrong
 from tests.history_page import with_causes
 from tests.pools import NEEDS_CLONES
-from tests.toys import WITH_CP, WITHOUT_CP, Edit, checkout, git
+from tests.toys import WITH_CP, WITHOUT_CP, Edit, checkout, commit_edits, git
 
 COUNTED_TWICE = Edit("lineage.py", "= num_tokens / grid.cp.size", "= num_tokens")
 UNLOADABLE = Edit("lineage.py", "import torch\n", "import torchless\n")
@@ -40,10 +40,8 @@ QUICK = ("--layout=dp1-cp2-mb1-thd", "--modes=token_mean", "--case=odd_groups")
 def repository(tmp_path: Path) -> Path:
     """slime's toy: a forgotten factor, a fix that miscounts for the log, a dead end."""
     folder = checkout(tmp_path / "slime", WITHOUT_CP)
-    for edits, subject in [((WITH_CP, COUNTED_TWICE), "Mend | it"), ((UNLOADABLE,), "A dead end")]:
-        for edit in edits:
-            edit.apply(folder / "slime")
-        git(folder, "commit", "--all", "-m", subject)
+    commit_edits(folder, "Mend | it", WITH_CP, COUNTED_TWICE)
+    commit_edits(folder, "A dead end", UNLOADABLE)
     git(folder, "tag", "broken", "HEAD~2")
     git(folder, "tag", "mended", "HEAD~1")
     return folder

@@ -22,7 +22,7 @@ from conformance.views import issue
 from conformance.worked.factors import ADVANTAGES, DERIVATIVES
 from tests import command
 from tests.conformance.pages import report_of
-from tests.findings import CP, MICRO, Said, crash, finding, mismatch, right, wrong
+from tests.findings import CP, MICRO, crash, finding, mismatch, report, right, wrong
 from tests.tables import table
 
 
@@ -56,11 +56,6 @@ def report_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Repor
 
 def text(report: Report, cause: str) -> str:
     return "\n".join(issue.as_markdown(report, find_cause(report, cause)))
-
-
-def said_by(*said: Said) -> Report:
-    findings = [one.model_copy(update={"clues": n}) for n, (one, _) in enumerate(said)]
-    return report_of(findings, clues=[clues for _, clues in said])
 
 
 @pytest.mark.parametrize("name", DEFECTS)
@@ -109,7 +104,7 @@ def test_command_on_skyrl_shows_the_same_cause_again(tmp_path: Path) -> None:
 def test_example_is_the_smallest_that_the_cause_alone_explains() -> None:
     both = wrong("weights/token_mean/two_prompts/dp1-cp2-mb2-thd", MICRO, CP)
     not_micro = right("weights/token_mean/two_prompts/dp1-cp2-mb1-thd", CP)
-    alone = said_by(
+    alone = report(
         both,
         wrong("weights/token_mean/uneven_lengths/dp1-cp4-mb2-thd", MICRO),
         wrong("weights/token_mean/two_prompts/dp1-cp4-mb2-thd", MICRO),
@@ -121,11 +116,11 @@ def test_example_is_the_smallest_that_the_cause_alone_explains() -> None:
     assert (
         "names the cause `multiplied_by_cp`.\nThe other steps of the report's run show that it is"
         " `multiplied_by_micro_batches`, which explains this step as well."
-    ) in text(said_by(both, not_micro), "multiplied_by_micro_batches")
+    ) in text(report(both, not_micro), "multiplied_by_micro_batches")
 
 
 def test_conditions_need_no_knowledge_of_checks() -> None:
-    report = said_by(
+    found = report(
         wrong("metric.loss/token_mean/two_prompts/dp1-cp2-mb2-thd", CP),
         right("metric.kl/token_mean/two_prompts/dp1-cp2-mb2-thd", CP),
         right("metric.loss/sample_mean/two_prompts/dp1-cp2-mb2-thd", CP),
@@ -133,7 +128,7 @@ def test_conditions_need_no_knowledge_of_checks() -> None:
         right("weights/token_mean/two_prompts/dp1-cp2-mb2-thd", CP),
     )
 
-    first = text(report, "1").splitlines()[0]
+    first = text(found, "1").splitlines()[0]
     assert "in `token_mean`" in first
     assert "in the logged loss with entropy and KL terms" in first
 

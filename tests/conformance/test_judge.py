@@ -1,23 +1,17 @@
 """Negative controls: the judge can fail, on the smallest mistake there is, and names it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from adapters.contract import Description, Layout, Observation, PendingReduction
+from adapters.contract import Layout, PendingReduction
 from conformance.corpus.cases import CORPUS
 from conformance.findings.verdict import Verdict
 from conformance.judging.weights import (
-    Judgement,
-    judge_measurements,
-    judge_weights,
     verdict_alone,
 )
 from reference.aggregation import (
-    DEFAULT_CONVENTIONS,
-    Aggregation,
     AuxiliaryAggregation,
     Conventions,
     Mode,
@@ -25,10 +19,8 @@ from reference.aggregation import (
 )
 from reference.rounding import weight_bound
 from reference.step import Sample, Step
-from reference.weights import token_weights
 from tests.conformance.given import BY_SAMPLE, Given
-from tests.declaring import assumed
-from tests.jobs import job_of, step_of
+from tests.jobs import step_of
 
 STEP = Step.of(
     [
@@ -37,57 +29,26 @@ STEP = Step.of(
     ]
 )
 
-
 CASES = {case.name: case for case in CORPUS}
 
 ODD_GROUPS = CASES["odd_groups"].steps[0]
 """No size of it is one of a layout."""
 
-ONE_RANK = Layout()
+SUM, MEAN = PendingReduction.SUM, PendingReduction.MEAN
+SUM_PER_SAMPLE = PendingReduction.SUM_PER_SAMPLE
+SUM_PER_TOKEN = PendingReduction.SUM_PER_TOKEN
+SUM_PER_COUNTED_TOKEN = PendingReduction.SUM_PER_COUNTED_TOKEN
 
+ONE_OF_FIVE = Given(steps=(step_of([1], [0], [0], [0], [0], groups=range(5)),))
+"""One active token among five samples: clamped counts make 5 of 1, and N is 5 as well."""
 
-@dataclass(frozen=True)
-class Judge:
-    """Judges weights as if a framework had given them."""
-
-    mode: Mode = Mode.TOKEN_MEAN
-    step: Step = STEP
-    layout: Layout = ONE_RANK
-    divisor: float = 40
-
-    @property
-    def aggregation(self) -> Aggregation:
-        return Aggregation(self.mode, self.divisor if self.mode is Mode.CONSTANT else None)
-
-    @property
-    def weights(self) -> np.ndarray:
-        return token_weights(self.step, self.aggregation)
-
-    def __call__(
-        self,
-        *of_ranks: np.ndarray,
-        pending_reduction: PendingReduction = PendingReduction.REPLICATED,
-        counted_tokens: float = 0,
-        conventions: Conventions = DEFAULT_CONVENTIONS,
-        judging: Callable[..., Judgement] = judge_measurements,
-    ) -> Judgement:
-        job = job_of(self.step, aggregation=self.aggregation, layout=self.layout)
-        observations = [
-            Observation(
-                token_weights=(w,),
-                pending_reduction=pending_reduction,
-                counted_tokens=(counted_tokens,),
-            )
-            for w in of_ranks
-        ]
-        description = Description(declared=assumed(conventions))
-        return judge_weights(job, observations, description, judging)
+OWN = Given(steps=(STEP,))
 
 
 @pytest.mark.parametrize("mode", Mode)
 def test_reference_itself_conforms_without_error(mode: Mode) -> None:
-    judge = Judge(mode)
-    judgement = judge(judge.weights)
+    given = replace(OWN, mode=mode)
+    judgement = given.judged(given.weights)
 
     assert judgement.verdict is Verdict.CONFORMS
     assert judgement.error == 0
@@ -97,9 +58,9 @@ def test_reference_itself_conforms_without_error(mode: Mode) -> None:
 def test_a_verdict_alone_is_that_of_the_judgement_and_explains_nothing(
     factors: tuple[float, float],
 ) -> None:
-    judge = Judge(layout=Layout(dp=2))
-    of_ranks = [judge.weights * factor for factor in factors]
-    whole, alone = judge(*of_ranks), judge(*of_ranks, judging=verdict_alone)
+    given = replace(OWN, layout=Layout(dp=2))
+    of_ranks = [given.weights * factor for factor in factors]
+    whole, alone = given.judged(*of_ranks), given.judged(*of_ranks, judging=verdict_alone)
 
     for name in ("verdict", "error", "tolerance", "rescalings", "expected"):
         assert getattr(alone, name) == getattr(whole, name)
@@ -110,8 +71,8 @@ def test_a_verdict_alone_is_that_of_the_judgement_and_explains_nothing(
 
 @pytest.mark.parametrize("factor", [0.999, 1.001])
 def test_tolerance_is_the_derived_bound(factor: float) -> None:
-    judge = Judge()
-    judgement = judge(judge.weights * (1 + factor * weight_bound("float32")))
+    given = OWN
+    judgement = given.judged(given.weights * (1 + factor * weight_bound("float32")))
 
     assert judgement.tolerance == weight_bound("float32")
     assert judgement.verdict is (Verdict.CONFORMS if factor < 1 else Verdict.MISMATCH)
@@ -119,8 +80,8 @@ def test_tolerance_is_the_derived_bound(factor: float) -> None:
 
 def test_one_token_too_many_in_a_hundred_thousand_is_a_mismatch() -> None:
     step = step_of([1] * 100_000)
-    judge = Judge(step=step)
-    judgement = judge(np.full(100_000, np.float64(np.float32(1 / 99_999))))
+    given = Given(steps=(step,))
+    judgement = given.judged(np.full(100_000, np.float64(np.float32(1 / 99_999))))
 
     assert judgement.verdict is Verdict.MISMATCH
     assert judgement.error == pytest.approx(1 / 99_999, rel=0.01)
@@ -131,8 +92,8 @@ def test_one_token_too_many_in_a_hundred_thousand_is_a_mismatch() -> None:
 )
 @pytest.mark.parametrize(("verb", "power"), [("divided", -1), ("multiplied", 1)])
 def test_factor_of_the_layout_is_named(name: str, layout: Layout, verb: str, power: int) -> None:
-    judge = Judge(step=ODD_GROUPS, layout=layout)
-    judgement = judge(*[judge.weights * 2.0**power] * layout.world_size)
+    given = Given(steps=(ODD_GROUPS,), layout=layout)
+    judgement = given.judged(*[given.weights * 2.0**power] * layout.world_size)
 
     assert judgement.error == abs(2.0**power - 1)
     assert judgement.diagnosis.name == f"{verb}_by_{name}"
@@ -140,31 +101,15 @@ def test_factor_of_the_layout_is_named(name: str, layout: Layout, verb: str, pow
     assert judgement.diagnosis.numbers[name] == 2
 
 
-def test_empty_sample_counted_as_a_token_is_named_with_its_numbers() -> None:
-    """Clamping every sample's count to 1 makes 12 tokens of 11."""
-    judge = Judge(Mode.TOKEN_MEAN)
-    diagnosis = judge(judge.weights * 11 / 12).diagnosis
-
-    assert diagnosis.name == "empty_samples_counted"
-    assert diagnosis.numbers == pytest.approx({"denominator": 12, "expected_denominator": 11})
-
-
 def test_another_count_is_named_before_a_factor_that_happens_to_be_the_same() -> None:
-    """One active token among five samples: clamped counts make 5 of 1, and N is 5 as well."""
-    masks = [[1], [0], [0], [0], [0]]
-    samples = [Sample(prompt_length=1, loss_mask=mask, group=i) for i, mask in enumerate(masks)]
-    judge = Judge(Mode.TOKEN_MEAN, step=Step.of(samples))
-    diagnosis = judge(judge.weights / 5).diagnosis
+    diagnosis = ONE_OF_FIVE.diagnosis(ONE_OF_FIVE.weights / 5)
 
     assert diagnosis.name == "empty_samples_counted"
     assert {"weights_of_sample_mean", "divided_by_prompts_or_samples"} < {*diagnosis.also}
 
 
 def test_explanation_names_at_most_three_alternatives_the_likeliest() -> None:
-    masks = [[1], [0], [0], [0], [0]]
-    samples = [Sample(prompt_length=1, loss_mask=mask, group=i) for i, mask in enumerate(masks)]
-    judge = Judge(Mode.TOKEN_MEAN, step=Step.of(samples))
-    diagnosis = judge(judge.weights / 5).diagnosis
+    diagnosis = ONE_OF_FIVE.diagnosis(ONE_OF_FIVE.weights / 5)
 
     _, others = diagnosis.explanation.split("; or it is ")
     assert len(diagnosis.also) > 3
@@ -182,9 +127,9 @@ def test_size_of_the_layout_is_named_after_another_count_only_for_a_single_activ
     masks: list[list[int]], dp: int, name: str
 ) -> None:
     """Clamped counts make 5 tokens of 1, and 4 of 2."""
-    samples = [Sample(prompt_length=1, loss_mask=mask, group=i) for i, mask in enumerate(masks)]
-    judge = Judge(Mode.TOKEN_MEAN, step=Step.of(samples), layout=Layout(dp=dp))
-    diagnosis = judge(judge.weights / dp).diagnosis
+    step = step_of(*masks, groups=range(len(masks)))
+    given = Given(steps=(step,), layout=Layout(dp=dp))
+    diagnosis = given.diagnosis(given.weights / dp)
 
     assert diagnosis.name == name
     found = {each.split("_or_")[0] for each in (diagnosis.name, *diagnosis.also)}
@@ -192,17 +137,17 @@ def test_size_of_the_layout_is_named_after_another_count_only_for_a_single_activ
 
 
 def test_sizes_that_are_alike_are_named_together() -> None:
-    judge = Judge(step=ODD_GROUPS, layout=Layout(dp=2, cp=2))
-    diagnosis = judge(judge.weights * 2).diagnosis
+    given = Given(steps=(ODD_GROUPS,), layout=Layout(dp=2, cp=2))
+    diagnosis = given.diagnosis(given.weights * 2)
 
     assert diagnosis.name == "multiplied_by_dp_or_cp"
     assert diagnosis.numbers == {"ratio": 2.0, "dp": 2, "cp": 2}
 
 
 def test_group_size_is_the_rollouts_of_a_prompt_and_named_beside_a_layout_of_that_size() -> None:
-    judge = Judge(Mode.PROMPT_MEAN, step=CASES["unequal_groups"].steps[0])
-    alone = judge(judge.weights / 2).diagnosis
-    in_data_parallel = replace(judge, layout=Layout(dp=2))(judge.weights / 2).diagnosis
+    given = Given(mode=Mode.PROMPT_MEAN, steps=(CASES["unequal_groups"].steps[0],))
+    alone = given.diagnosis(given.weights / 2)
+    in_data_parallel = replace(given, layout=Layout(dp=2)).diagnosis(given.weights / 2)
 
     assert alone.name == "rollouts_counted_as_prompts"
     assert "divided_by_group_size" in alone.also
@@ -210,23 +155,12 @@ def test_group_size_is_the_rollouts_of_a_prompt_and_named_beside_a_layout_of_tha
 
 
 def test_group_size_is_told_from_sizes_of_the_layout() -> None:
-    judge = Judge(Mode.PROMPT_MEAN, step=ODD_GROUPS, layout=Layout(dp=2, cp=2))
-    diagnosis = judge(judge.weights / 3).diagnosis
+    given = Given(mode=Mode.PROMPT_MEAN, steps=(ODD_GROUPS,), layout=Layout(dp=2, cp=2))
+    diagnosis = given.diagnosis(given.weights / 3)
 
     assert diagnosis.name == "samples_counted_as_prompts"
     assert diagnosis.also == ["rollouts_counted_as_prompts", "divided_by_group_size"]
     assert "24 samples are counted instead of 8 prompts" in diagnosis.explanation
-
-
-def test_lost_tokens_are_named_with_the_samples_they_are_of() -> None:
-    """As where SkyRL reduces gradients before the last micro-batch has added to them."""
-    judge = Judge(Mode.TOKEN_MEAN)
-    weights = judge.weights.copy()
-    weights[6:11] = 0
-    diagnosis = judge(weights).diagnosis
-
-    assert diagnosis.name == "samples_lost"
-    assert diagnosis.numbers == {"tokens": 5, "samples": 1}
 
 
 @pytest.mark.parametrize(
@@ -234,7 +168,7 @@ def test_lost_tokens_are_named_with_the_samples_they_are_of() -> None:
 )
 def test_sum_that_is_not_divided_is_named(layout: Layout, weight: float) -> None:
     """As miles' FSDP engine had it per token, where FSDP still averages over the ranks."""
-    diagnosis = Judge(Mode.TOKEN_MEAN, layout=layout)(STEP.mask * weight).diagnosis
+    diagnosis = replace(OWN, layout=layout).judged(STEP.mask * weight).diagnosis
 
     assert diagnosis.name == "not_divided"
     assert diagnosis.numbers == pytest.approx(
@@ -242,52 +176,12 @@ def test_sum_that_is_not_divided_is_named(layout: Layout, weight: float) -> None
     )
 
 
-def test_hard_coded_divisor_is_named_with_its_value() -> None:
-    """Miles' pull request 1328: 1000 in the source, whatever was asked for."""
-    judge = Judge(Mode.CONSTANT, divisor=40_960)
-    diagnosis = judge(judge.weights * 40.96).diagnosis
-
-    assert diagnosis.name == "other_divisor"
-    assert diagnosis.numbers["divisor"] == pytest.approx(1000)
-
-
-def test_what_nothing_explains_is_said_to_be_unexplained_with_its_pattern() -> None:
-    judge = Judge()
-    by_sample = np.repeat([1.1, 1.0, 1.3, 1.7, 1.9], STEP.response_lengths)
-    diagnosis = judge(judge.weights * by_sample).diagnosis
-
-    assert diagnosis.name == "unexplained"
-    assert "one ratio per sample" in diagnosis.explanation
-    assert diagnosis.numbers["lowest_ratio"] == pytest.approx(1.1)
-    assert diagnosis.numbers["highest_ratio"] == pytest.approx(1.9)
-
-
-def test_unexplained_denominator_is_given_with_the_right_one() -> None:
-    judge = Judge()
-    diagnosis = judge(judge.weights * 11 / 10.5).diagnosis
-
-    assert "the same for all tokens; a token is divided by 10.5 instead of 11" in (
-        diagnosis.explanation
-    )
-
-
-def test_weight_on_an_inactive_token_is_a_mismatch_however_small() -> None:
-    judge = Judge()
-    leaking = judge.weights
-    leaking[3] = 1e-30
-    judgement = judge(leaking)
-
-    assert judgement.verdict is Verdict.MISMATCH
-    assert judgement.diagnosis.name == "inactive_tokens_weigh"
-    assert judgement.diagnosis.numbers == {"tokens": 1, "largest": 1e-30}
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_weight_that_is_not_finite_is_a_mismatch(value: float) -> None:
-    judge = Judge()
-    broken = judge.weights
+    given = OWN
+    broken = given.weights
     broken[0] = value
-    judgement = judge(broken)
+    judgement = given.judged(broken)
 
     assert judgement.verdict is Verdict.MISMATCH
     assert judgement.error is None
@@ -295,97 +189,83 @@ def test_weight_that_is_not_finite_is_a_mismatch(value: float) -> None:
 
 
 def test_every_rank_is_judged_not_only_the_first() -> None:
-    judge = Judge(layout=Layout(dp=2))
+    given = replace(OWN, layout=Layout(dp=2))
 
-    assert judge(judge.weights, judge.weights * 2).verdict is Verdict.MISMATCH
+    assert given.judged(given.weights, given.weights * 2).verdict is Verdict.MISMATCH
 
 
 def test_contributions_are_put_together_as_the_train_step_would() -> None:
-    judge = Judge(layout=Layout(dp=2))
-    first = np.where(np.arange(len(judge.weights)) < 4, judge.weights, 0)
-    second = judge.weights - first
+    given = replace(OWN, layout=Layout(dp=2))
+    first = np.where(np.arange(len(given.weights)) < 4, given.weights, 0)
+    second = given.weights - first
 
-    assert judge(first, second, pending_reduction=PendingReduction.SUM).verdict is Verdict.CONFORMS
-    assert (
-        judge(2 * first, 2 * second, pending_reduction=PendingReduction.MEAN).verdict
-        is Verdict.CONFORMS
-    )
-    assert judge(first, second, pending_reduction=PendingReduction.MEAN).error == 0.5
+    assert given.judged(first, second, pending_reduction=SUM).verdict is Verdict.CONFORMS
+    assert given.judged(2 * first, 2 * second, pending_reduction=MEAN).verdict is Verdict.CONFORMS
+    assert given.judged(first, second, pending_reduction=MEAN).error == 0.5
 
 
 @pytest.mark.parametrize(
     ("mode", "pending_reduction", "divisor"),
     [
-        (Mode.TOKEN_MEAN, PendingReduction.SUM_PER_TOKEN, 11),
-        (Mode.TOKEN_MEAN, PendingReduction.SUM_PER_COUNTED_TOKEN, 11),
-        (Mode.SAMPLE_MEAN, PendingReduction.SUM_PER_SAMPLE, 5),
+        (Mode.TOKEN_MEAN, SUM_PER_TOKEN, 11),
+        (Mode.TOKEN_MEAN, SUM_PER_COUNTED_TOKEN, 11),
+        (Mode.SAMPLE_MEAN, SUM_PER_SAMPLE, 5),
     ],
 )
 def test_sums_are_divided_as_the_train_step_would(
     mode: Mode, pending_reduction: PendingReduction, divisor: int
 ) -> None:
-    judge = Judge(mode, layout=Layout(dp=2))
-    first = np.where(np.arange(len(judge.weights)) < 4, judge.weights, 0)
-    halves = [divisor * first, divisor * (judge.weights - first)]
+    given = replace(OWN, mode=mode, layout=Layout(dp=2))
+    first = np.where(np.arange(len(given.weights)) < 4, given.weights, 0)
+    halves = [divisor * first, divisor * (given.weights - first)]
 
     assert (
-        judge(*halves, pending_reduction=pending_reduction, counted_tokens=5.5).verdict
+        given.judged(*halves, pending_reduction=pending_reduction, counted_tokens=(5.5,)).verdict
         is Verdict.CONFORMS
     )
-    counted_too_many = judge(*halves, pending_reduction=pending_reduction, counted_tokens=6)
-    wrong = pending_reduction is PendingReduction.SUM_PER_COUNTED_TOKEN
+    counted_too_many = given.judged(
+        *halves, pending_reduction=pending_reduction, counted_tokens=(6,)
+    )
+    wrong = pending_reduction is SUM_PER_COUNTED_TOKEN
     assert counted_too_many.verdict is (Verdict.MISMATCH if wrong else Verdict.CONFORMS)
 
 
 def test_tensor_parallel_ranks_count_once_and_are_each_looked_at() -> None:
-    judge = Judge(layout=Layout(dp=2, tp=2))
-    half = judge.weights / 2
+    given = replace(OWN, layout=Layout(dp=2, tp=2))
+    half = given.weights / 2
 
-    assert (
-        judge(half, half, half, half, pending_reduction=PendingReduction.SUM).verdict
-        is Verdict.CONFORMS
-    )
-    assert judge(half, half, half, 0 * half, pending_reduction=PendingReduction.SUM).error == 0.5
-
-
-def test_step_without_active_tokens_must_weigh_exactly_nothing() -> None:
-    step = step_of([0, 0])
-    judge = Judge(step=step)
-
-    assert judge(np.zeros(2)).verdict is Verdict.CONFORMS
-    assert judge(np.array([0, 1e-9])).verdict is Verdict.MISMATCH
+    assert given.judged(half, half, half, half, pending_reduction=SUM).verdict is Verdict.CONFORMS
+    assert given.judged(half, half, half, 0 * half, pending_reduction=SUM).error == 0.5
 
 
 @pytest.mark.parametrize(("leak", "error"), [(1e-9, 1.0), (1 / 11, 1.0), (0.5, 5.5), (-0.5, 5.5)])
 def test_weight_on_an_inactive_token_is_a_multiple_of_the_largest_and_at_least_1(
     leak: float, error: float
 ) -> None:
-    judge = Judge()
-    leaking = judge.weights
+    given = OWN
+    leaking = given.weights
     leaking[3] = leak
 
-    assert judge(leaking).error == pytest.approx(error)
+    assert given.judged(leaking).error == pytest.approx(error)
 
 
-@pytest.mark.parametrize(("leak", "error"), [(1e-9, 1.0), (5.0, 5.0)])
+@pytest.mark.parametrize(("leak", "error"), [(0.0, 0.0), (1e-9, 1.0), (5.0, 5.0)])
 def test_weight_in_a_step_without_active_tokens_is_given_as_it_is_and_at_least_as_1(
     leak: float, error: float
 ) -> None:
     step = step_of([0, 0])
 
-    assert Judge(step=step)(np.array([0, leak])).error == error
+    assert Given(steps=(step,)).judged(np.array([0, leak])).error == error
 
 
-@pytest.mark.parametrize(
-    "pending_reduction", [PendingReduction.SUM_PER_TOKEN, PendingReduction.SUM_PER_COUNTED_TOKEN]
-)
+@pytest.mark.parametrize("pending_reduction", [SUM_PER_TOKEN, SUM_PER_COUNTED_TOKEN])
 @pytest.mark.parametrize("active", [0, 1])
 def test_sum_of_one_token_or_none_is_divided_by_one(
     pending_reduction: PendingReduction, active: int
 ) -> None:
     step = step_of([active, 0])
-    judgement = Judge(step=step)(
-        np.array([active, 0.0]), pending_reduction=pending_reduction, counted_tokens=active
+    judgement = Given(steps=(step,)).judged(
+        np.array([active, 0.0]), pending_reduction=pending_reduction, counted_tokens=(active,)
     )
 
     assert judgement.error == 0
@@ -393,33 +273,27 @@ def test_sum_of_one_token_or_none_is_divided_by_one(
 
 def test_sums_are_divided_by_rollouts_where_these_are_declared_to_be_the_samples() -> None:
     """Two of three samples are of one rollout, of three tokens."""
-    step = Step.of(
-        [
-            Sample(prompt_length=1, loss_mask=mask, group=0, rollout=rollout)
-            for mask, rollout in (([1, 1], 7), ([1], 7), ([1], 9))
-        ]
+    step = step_of([1, 1], [1], [1], rollouts=[7, 7, 9])
+    by_sample = Given(mode=Mode.SAMPLE_MEAN, steps=(step,))
+    by_rollout = replace(by_sample, conventions=Conventions(sample_unit=SampleUnit.ROLLOUT))
+    means, of_samples = np.array([1 / 3, 1 / 3, 1 / 3, 1]), np.array([1 / 2, 1 / 2, 1, 1])
+    judgements = (
+        given.judged(sums, pending_reduction=SUM_PER_SAMPLE)
+        for given, sums in ((by_rollout, means), (by_sample, of_samples), (by_sample, means))
     )
-    by_rollout = Conventions(sample_unit=SampleUnit.ROLLOUT)
-    judge = Judge(Mode.SAMPLE_MEAN, step=step)
-    means = np.array([1 / 3, 1 / 3, 1 / 3, 1])
-    of_samples = np.array([1 / 2, 1 / 2, 1, 1])
-    right = judge(means, pending_reduction=PendingReduction.SUM_PER_SAMPLE, conventions=by_rollout)
 
-    assert right.verdict is Verdict.CONFORMS
-    assert (
-        judge(of_samples, pending_reduction=PendingReduction.SUM_PER_SAMPLE).verdict
-        is Verdict.CONFORMS
-    )
-    assert (
-        judge(means, pending_reduction=PendingReduction.SUM_PER_SAMPLE).verdict is Verdict.MISMATCH
-    )
+    assert [one.verdict for one in judgements] == [
+        Verdict.CONFORMS,
+        Verdict.CONFORMS,
+        Verdict.MISMATCH,
+    ]
 
 
 def test_agreement_is_that_of_the_token_that_is_most_wrong() -> None:
-    judge = Judge()
+    given = OWN
     by_sample = np.repeat([1.0, 1.0, 4.0, 1.0, 0.5], STEP.response_lengths)
 
-    assert judge(judge.weights * by_sample).agreement == 0.25
+    assert given.judged(given.weights * by_sample).agreement == 0.25
 
 
 @pytest.mark.parametrize("factor", [1, 2])

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -26,8 +25,8 @@ from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran
 from conformance.ranks.worker import _observed
 from conformance.runs.check import make
-from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Aggregation, Mode
+from tests.conformance.cells import answered
 from tests.jobs import job_of
 from tests.jobs import step_of as step
 
@@ -101,12 +100,6 @@ def judged(law: Law, number: Number, **described: object) -> Judgement:
 def judged_by(
     adapter: NativeAdapter, law: Law, objective: Objective, **described: object
 ) -> Judgement:
-    pool = SimpleNamespace(
-        adapter=adapter,
-        description=replace(adapter.describe(), **described),  # type: ignore[arg-type]
-        run=lambda job: Ran((_observed(adapter, job, Rank(index=0, world_size=1)),), 0.0),
-        is_running=False,
-    )
     [spec] = [one for one in LAWFUL if one.law is law and one.objective is objective]
     [case] = spec.cases
     cell = MatrixCell(
@@ -116,7 +109,12 @@ def judged_by(
         depth=JOB.depth,
         spec=spec,
     )
-    return make(cell, SharedJobs(pool))  # type: ignore[arg-type]
+    return make(cell, answered(lambda job: trained(adapter, job), adapter, **described))
+
+
+def trained(adapter: NativeAdapter, job: Job) -> Ran:
+    """The observation of one rank."""
+    return Ran((_observed(adapter, job, Rank(index=0, world_size=1)),), 0.0)
 
 
 def of_samples(batch: ProbedBatch, job: Job) -> float:
@@ -298,10 +296,6 @@ def test_numbers_of_rewards_are_found_on_a_layout_that_trains_them() -> None:
     def run(job: Job) -> Ran | Declined:
         if job.objective in FROM_REWARDS and job.layout == smallest:
             return Declined("unsupported", "prompts that are no whole micro-batch")
-        return Ran((_observed(adapter, job, Rank(index=0, world_size=1)),), 0.0)
+        return trained(adapter, job)
 
-    pool = SimpleNamespace(
-        adapter=adapter, description=adapter.describe(), run=run, is_running=False
-    )
-
-    assert "its/number" in SharedJobs(pool).numbers_of_rewards(JOB)  # type: ignore[arg-type]
+    assert "its/number" in answered(run, adapter).numbers_of_rewards(JOB)

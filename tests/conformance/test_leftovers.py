@@ -16,7 +16,6 @@ from tests.waiting import wait_for
 
 pytestmark = pytest.mark.processes
 
-
 SMALL = ("--checks=weights", "--modes=token_mean", "-k", "one_token", "--layout=dp2-cp1-mb1-bshd")
 
 

@@ -17,7 +17,6 @@ SAMPLES = np.repeat(np.arange(5), [3, 1, 2, 5, 3])
 TWO = Given(layout=Layout(dp=2, micro_batches=2), forward_pass_of_token=BY_SAMPLE)
 FOUR = Given(layout=Layout(dp=2, cp=2, micro_batches=2), forward_pass_of_token=SLICED)
 
-
 FIRST_OF_FOUR = np.arange(14) == 7
 
 OF_OTHER_RANKS = (
@@ -151,8 +150,7 @@ def test_rank_without_weights_beside_one_that_has_them_all_is_no_term_without_gr
 
 def test_where_nothing_is_left_no_others_are_said_to_be_right() -> None:
     """One active token, and it weighs nothing: the other sample has none."""
-    samples = [Sample(prompt_length=1, loss_mask=[active], group=0) for active in (1, 0)]
-    diagnosis = Given(steps=(Step.of(samples),)).diagnosis(np.zeros(2))
+    diagnosis = Given(steps=(step_of([1], [0]),)).diagnosis(np.zeros(2))
 
     assert diagnosis.name == "term_without_gradient"
     assert diagnosis.explanation.startswith(
@@ -239,8 +237,7 @@ def test_samples_that_came_twice_and_are_counted_are_named() -> None:
 
 def test_sample_that_came_twice_among_three_and_is_counted_is_named() -> None:
     """2 · 3 / 4 is half as much again, as is the weight of the others three quarters."""
-    step = Step.of([Sample(prompt_length=1, loss_mask=[1], group=group) for group in range(3)])
-    given = Given(mode=Mode.SAMPLE_MEAN, steps=(step,))
+    given = Given(mode=Mode.SAMPLE_MEAN, steps=(step_of([1], [1], [1], groups=range(3)),))
     diagnosis = given.diagnosis(np.array([2, 1, 1]) / 4)
 
     assert diagnosis.name == "samples_repeated"

@@ -11,15 +11,15 @@ from conformance.ranks.pool import Crashed, RankPool
 from tests import command
 from tests.conformance.ranks import ACTIVE, LIMIT, job
 from tests.drifting.adapter import (
-    OURS,
     DriftingAdapter,
     Refusing,
     RefusingAfterAMicroBatch,
     RefusingOnOneRank,
     RefusingTooLate,
 )
+from tests.tables import table
 
-LACKING = next(iter(OURS.values()))
+LACKING = table("drifting/failures.toml")["not_driven"]["reads_what_the_stub_lacks"]
 
 ONE_RANK = "--layout=dp1-cp1-mb1-bshd"
 

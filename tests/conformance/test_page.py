@@ -16,7 +16,7 @@ from conformance.findings.badness import LEGEND, off_by
 from conformance.findings.cause import CauseTrace, SuspectedLine, TracedFactor
 from conformance.findings.errors import PagePathError
 from conformance.findings.finding import Finding, Logged, slug
-from conformance.findings.report import Provenance, Report, Selection
+from conformance.findings.report import Provenance, Report
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.options import command
 from conformance.views.formatting import TEMPLATES
@@ -35,7 +35,7 @@ from tests.conformance.pages import (
     traced,
     unpacked,
 )
-from tests.findings import CP, HEADER, right, wrong
+from tests.findings import CP, recaused, right, wrong
 from tests.findings import report as assembled_of
 
 REPORTS = Path(__file__).parents[2] / "reports"
@@ -255,7 +255,7 @@ def test_versions_are_called_what_people_call_them(source: dict[str, Any], name:
 
 
 def test_stopped_runs_and_pages_without_findings_are_said_to_be() -> None:
-    stopped = Report.assemble(HEADER, [WRONG], Selection(selected=3, deselected=0))
+    stopped = assembled_of(WRONG, missing=2)
 
     assert "stopped at 1 of 3 findings" in render([stopped])
     assert "no findings" in render([report_of([])])
@@ -290,8 +290,7 @@ def test_the_chain_of_a_traced_cause_is_in_the_data() -> None:
         suspects=[SuspectedLine(file="a.py", line=7, function="f", why="it counts")],
         chain=[TracedFactor(value=0.25, place="a.py:7 (f)"), TracedFactor(value=2.0)],
     )
-    causes = [one.model_copy(update=dict(traced)) for one in report.causes]
-    data = data_of(report.model_copy(update={"causes": causes}))
+    data = data_of(recaused(report, **dict(traced)))
 
     trace = [[["a.py:7 (f)", "it counts"]], [[0.25, "a.py:7 (f)"], [2.0, None]]]
     assert column(data, "trace") == [trace]

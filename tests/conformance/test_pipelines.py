@@ -7,21 +7,19 @@ import pytest
 from adapters.contract import PIPELINES, Depth, Description, Job, Layout, Observation
 from adapters.contract.objective import Metric, Objective
 from adapters.native.adapter import NativeAdapter
-from conformance.corpus.cases import CORPUS
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_combined
 from conformance.judging.metrics import judge_logged
 from conformance.judging.weights import judge_weights
-from conformance.plan.checks import CHECK_SPECS
-from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import RankPool
 from conformance.runs.check import _missing
 from conformance.views.worked_step import layout_words
 from reference.aggregation import Mode
+from tests.conformance.cells import CASES, cell
 from tests.jobs import job_of
 from tests.pools import pool_of, trained
 
-CASE = next(case for case in CORPUS if case.name == "fully_masked_sample")
+CASE = CASES["fully_masked_sample"]
 
 LAYOUTS = (
     Layout(pp=2, micro_batches=2, format="thd"),
@@ -29,7 +27,6 @@ LAYOUTS = (
     Layout(cp=2, pp=2, micro_batches=2, format="thd"),
     Layout(pp=4),
 )
-
 
 pool = pool_of(NativeAdapter, 4)
 
@@ -112,20 +109,13 @@ def test_zero_of_some_ranks_is_told_from_zero_of_all(
 
 
 def test_framework_without_pipelines_is_not_run_on_them() -> None:
-    cell = MatrixCell(
-        aggregation=CASE.aggregation(Mode.TOKEN_MEAN),
-        case=CASE,
-        layout=Layout(pp=2),
-        depth=Depth.STEP,
-        spec=CHECK_SPECS[0],
-    )
     description = NativeAdapter().describe()
 
-    assert _missing(cell, description) is None
+    assert _missing(cell(CASE.name, Layout(pp=2)), description) is None
     without = Description(
         modes=description.modes, depths=description.depths, objectives=description.objectives
     )
-    assert _missing(cell, without) == "no 2 pipeline stages"
+    assert _missing(cell(CASE.name, Layout(pp=2)), without) == "no 2 pipeline stages"
 
 
 def test_stages_are_said_in_words() -> None:

@@ -19,6 +19,7 @@ from conformance.findings.verdict import Verdict
 from conformance.plugin.controller import NOT_DRIVEN
 from reference.aggregation import Mode
 from tests import command
+from tests.tables import table
 from tests.waiting import processes_of_session, wait_for
 
 ONE_CASE = ("--checks=weights", "-k", "uneven_lengths")
@@ -289,60 +290,11 @@ def test_stopped_run_keeps_its_findings_and_leaves_no_process(
     wait_for(lambda: not processes_of_session(process.pid))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--adapter=nobody"], r"adapter 'nobody' is unknown; installed are .*native, .*skyrl"),
-        (["--adapter=native", "--engine=jax"], "engine 'jax' is none of native's"),
-        (["--adapter=native", "--source=/"], "native has no source of its own"),
-        (["--adapter=skyrl", "--source=/nowhere"], "source '/nowhere': there is no such folder"),
-        (["--adapter=skyrl", "--source=/tmp"], "/tmp is no git checkout"),
-        (["--adapter=skyrl", f"--source={command.ROOT}"], "holds no package 'skyrl'"),
-        (["--adapter=skyrl", f"--source={command.ROOT}@v99"], "has no commit 'v99'"),
-        (["--adapter=native", "--modes=median"], "mode 'median' is unknown"),
-        (["--adapter=native", "--modes=constant:0"], "divisor 0.0 is not a positive finite number"),
-        (["--adapter=native", "--modes=constant:-1"], "divisor -1.0 is not a positive finite"),
-        (["--adapter=native", "--modes=constant:nan"], "divisor nan is not a positive finite"),
-        (["--adapter=native", "--modes=constant:inf"], "divisor inf is not a positive finite"),
-        (["--adapter=native", "--modes=constant:True"], "divisor 'True' of 'constant:True' is not"),
-        (["--adapter=native", "--modes=token_mean:4"], "only constant has a divisor"),
-        (["--adapter=native", "--checks=speed"], "'speed' is not a valid Check; choose from"),
-        (["--adapter=native", "--depth=hull"], "--depth=hull is unknown; choose reducer or loss"),
-        (["--adapter=native", "--layout=dp2"], "layout 'dp2' is not of the form"),
-        (["--adapter=native", "--layout=dp2-cp1-mb20-bshd"], "each of 40 micro-batches; choose a"),
-        (["--adapter=native", "--layout=dp8-cp1-mb8-bshd"], "each of 64 micro-batches; choose a"),
-        (
-            ["--adapter=native", "--layout=dp1-cp1-mb1-thd", "--layout=dp2-cp1-mb20-thd"],
-            "no chosen case fits layout dp2-cp1-mb20-thd",
-        ),
-        (
-            ["--adapter=native", "--checks=rejection", "--modes=constant", "--case=two_steps"],
-            "other",
-        ),
-        (
-            ["--adapter=native", "--layout=dp4-cp1-mb1-thd", "--max-ranks=2"],
-            "layout dp4-cp1-mb1-thd takes 4 ranks and --max-ranks is 2; raise --max-ranks to 4",
-        ),
-        (["--adapter=native", "--max-ranks=0"], "--max-ranks is 0; at least one rank is needed"),
-        (["--adapter=native", "--time-limit=0"], "--time-limit is 0 s; give more than 0"),
-        (
-            ["--adapter=native", "--examples=-1"],
-            "--examples is -1; give how many steps to generate",
-        ),
-        (
-            ["--adapter=native", "--device=tpu"],
-            "--device=tpu is unknown; did you mean 'cpu'[?] choose cpu or cuda",
-        ),
-        (["--adapter=native", "--backend=mpi", "--device=cuda"], "--backend=mpi is unknown; choos"),
-        (["--adapter=native", "--backend=nccl"], "CUDA tensors only and --device is cpu; give"),
-        (["--adapter=native", "--report=/dev/null/x.json"], "no report can be written to /dev/nul"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
+@pytest.mark.parametrize(("given", "message"), table("conformance/refusals.toml")["run"].items())
 def test_bad_input_is_refused_before_any_rank_starts(
-    pytester: pytest.Pytester, arguments: list[str], message: str
+    pytester: pytest.Pytester, given: str, message: str
 ) -> None:
-    result = pytester.runpytest_inprocess(*arguments)
+    result = pytester.runpytest_inprocess(*given.replace("ROOT", str(command.ROOT)).split())
 
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.re_match_lines([f"ERROR: .*{message}"])

@@ -1,8 +1,7 @@
 """Properties of all steps: of the reference, and of ranks that train on `native`."""
 
 from collections.abc import Callable
-from dataclasses import fields, replace
-from functools import partial
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,11 +17,8 @@ from conformance.corpus.strategies import (
     aggregations,
     conventions,
     layouts,
-    one_group,
     rewarded_steps,
-    single_groups,
     steps,
-    training_steps,
 )
 from conformance.expected.advantages import Estimate
 from conformance.findings.verdict import Verdict
@@ -70,25 +66,6 @@ def test_permuting_samples_permutes_weights(
     assert sample_weights(pick(step, order), aggregation, chosen).tolist() == expected.tolist()
 
 
-@given(steps(), aggregations(), conventions(), st.integers(1, 1000))
-def test_names_of_groups_and_rollouts_do_not_matter(
-    step: Step, aggregation: Aggregation, chosen: Conventions, shift: int
-) -> None:
-    renamed = replaced(step, groups=shift - step.groups, rollouts=shift - step.rollouts)
-
-    assert_same(step, renamed, partial(sample_weights, conventions=chosen), aggregation)
-
-
-@given(steps(), st.data())
-def test_only_prompt_mean_looks_at_groups(step: Step, data: st.DataObject) -> None:
-    size = step.size
-    groups = data.draw(st.lists(st.integers(0, size), min_size=size, max_size=size))
-    regrouped = replaced(step, groups=np.array(groups))
-
-    for mode in (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN):
-        assert_same(step, regrouped, sample_weights, Aggregation(mode))
-
-
 @given(steps(), conventions())
 def test_every_mean_spreads_one_over_its_units(step: Step, chosen: Conventions) -> None:
     """Weights of a mean add up to the share of its units that have active tokens."""
@@ -100,49 +77,6 @@ def test_every_mean_spreads_one_over_its_units(step: Step, chosen: Conventions) 
 
         assert total == pytest.approx(1, rel=1e-14)
         assert 0 < counted <= total * (1 + 1e-14)
-
-
-@st.composite
-def equal_lengths(draw: st.DrawFn) -> Step:
-    """Steps of equal groups of equally many active tokens in each sample."""
-    shape = draw(training_steps())
-    active = draw(st.integers(1, 6))
-    sizes = np.unique(shape.groups, return_counts=True)[1]
-    assume(len(set(sizes)) == 1)
-    gaps = st.lists(st.integers(0, active), max_size=3)
-    return Step.of(
-        [
-            Sample(prompt_length=1, loss_mask=np.insert(np.ones(active), draw(gaps), 0), group=g)
-            for g in shape.groups
-        ]
-    )
-
-
-def coinciding() -> list[tuple[str, st.SearchStrategy[Step], tuple[Mode, ...]]]:
-    """Steps in which modes are the same by their definitions."""
-    return [
-        ("equal_lengths", equal_lengths(), MEANS),
-        ("single_groups", steps(groups=single_groups), (Mode.PROMPT_MEAN, Mode.SAMPLE_MEAN)),
-        ("one_group", steps(groups=one_group), (Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)),
-        ("one_sample", steps(max_samples=1), MEANS),
-    ]
-
-
-SAME = pytest.mark.parametrize(
-    ("strategy", "modes"),
-    [pytest.param(strategy, modes, id=name) for name, strategy, modes in coinciding()],
-)
-
-
-@SAME
-@given(data=st.data())
-def test_modes_coincide_in_the_reference(
-    strategy: st.SearchStrategy[Step], modes: tuple[Mode, ...], data: st.DataObject
-) -> None:
-    step = data.draw(strategy)
-    first, *others = [token_weights(step, Aggregation(mode)).tolist() for mode in modes]
-
-    assert all(other == first for other in others)
 
 
 pool = pool_of(NativeAdapter, 4)
@@ -235,19 +169,6 @@ def pick(step: Step, order: list[int]) -> Step:
             for i in order
         ]
     )
-
-
-def replaced(step: Step, **arrays: NDArray[np.int64]) -> Step:
-    return Step(**{field.name: getattr(step, field.name) for field in fields(Step)} | arrays)
-
-
-def assert_same(
-    step: Step,
-    other: Step,
-    weights: Callable[[Step, Aggregation], NDArray[np.float64]],
-    aggregation: Aggregation,
-) -> None:
-    assert weights(step, aggregation).tolist() == weights(other, aggregation).tolist()
 
 
 def assert_close(one: NDArray[np.float64], other: NDArray[np.float64]) -> None:

@@ -13,7 +13,7 @@ from adapters.skyrl.adapter import SkyRLFsdpAdapter
 from conformance import cli
 from conformance.comparing.diff import ChangeKind, difference
 from conformance.findings.finding import Finding
-from conformance.findings.report import PlanSize, Report, Request, Selection
+from conformance.findings.report import PlanSize, Request
 from conformance.findings.verdict import Verdict
 from conformance.plan.checks import WITHOUT_PAIRS
 from conformance.plan.matrix import MatrixCell
@@ -22,7 +22,7 @@ from conformance.plan.quick import covering, has_different_counts
 from conformance.plugin.options import settings_of
 from conformance.runs.registry import create
 from reference.aggregation import Mode
-from tests.findings import HEADER
+from tests.findings import HEADER, report
 
 QUICK = Plan(layouts=tuple(NativeAdapter().layouts()), size=PlanSize.QUICK)
 FULL = QUICK.extended_to(())
@@ -201,24 +201,16 @@ def test_who_names_a_layout_a_case_or_a_finding_gets_all_of_it(
     assert settings_of(config).plan.size is size
 
 
-def test_unknown_plan_is_named_with_the_way_out(pytester: pytest.Pytester) -> None:
-    config = pytester.parseconfig("--adapter=native", "--plan=short")
-
-    with pytest.raises(pytest.UsageError, match="--plan=short is unknown; choose quick or full"):
-        settings_of(config)
-
-
 def test_what_a_quick_run_leaves_out_has_not_vanished() -> None:
-    kept, left_out = (
-        Finding(id=f"weights/token_mean/{case}/dp1-cp1-mb1-thd", verdict=Verdict.CONFORMS)
-        for case in ("a", "b")
+    kept, left_out, other = (
+        Finding(id=f"weights/token_mean/{rest}-cp1-mb1-thd", verdict=Verdict.CONFORMS)
+        for rest in ("a/dp1", "b/dp1", "b/dp2")
     )
-    other = Finding(id="weights/token_mean/b/dp2-cp1-mb1-thd", verdict=Verdict.CONFORMS)
-    old = Report.assemble(HEADER, [kept, left_out, other], Selection(selected=3, deselected=0))
+    old = report(kept, left_out, other)
 
     def vanished(plan: PlanSize) -> int:
         header = HEADER.model_copy(update={"request": Request(plan=plan)})
-        new = Report.assemble(header, [kept, other], Selection(selected=2, deselected=0))
+        new = report(kept, other, header=header)
         return len(difference(old, new).of(ChangeKind.VANISHED))
 
     assert (vanished(PlanSize.FULL), vanished(PlanSize.QUICK)) == (1, 0)

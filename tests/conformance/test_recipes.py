@@ -273,13 +273,6 @@ def test_file_that_is_no_yaml_is_refused(
     assert len(complained.splitlines()) == 1
 
 
-def test_adapter_without_recipes_says_so(capsys: pytest.CaptureFixture[str]) -> None:
-    status, _, complained = told(capsys, "--adapter=native")
-
-    assert status == cli.USAGE_ERROR
-    assert "the adapter of native reads no recipes" in complained
-
-
 def test_loss_that_is_most_like_a_recipe_is_run_and_differences_are_told() -> None:
     found = match(TOY, of_words("level=sequence", "dual=3", "dropped=0.5"))
 

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from conformance.comparing.report_file import assembled, load
+from conformance.comparing.report_file import load
 from conformance.findings.finding import Finding
-from conformance.findings.report import Header, Provenance, Request, Selection
+from conformance.findings.report import Header, Provenance, Request
 from conformance.runs.options import command as command_of
 from tests import command
 from tests.findings import HEADER, finding
+from tests.findings import report as made_of
 
 OF_NATIVE = HEADER.model_copy(update={"adapter": "native"})
 
@@ -94,10 +95,7 @@ def test_adapter_is_named_as_it_was_given(tmp_path: Path) -> None:
 
 
 def test_report_of_an_installed_adapter_names_no_class() -> None:
-    assert (
-        '"adapter_class"'
-        not in assembled(HEADER, [], [], Selection(selected=0, deselected=0)).to_json()
-    )
+    assert '"adapter_class"' not in made_of().to_json()
 
 
 def test_what_was_chosen_besides_is_named_where_it_matters() -> None:

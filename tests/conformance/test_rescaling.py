@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from adapters.contract import Description, Job, Layout, Observation
+from adapters.contract import Description, Layout, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import ADVANTAGES
 from adapters.contract.objective import Metric, Objective
@@ -28,11 +28,10 @@ from conformance.judging.metrics import judge_logged
 from conformance.judging.rescaling import trial
 from conformance.judging.weights import judge_weights
 from reference.aggregation import Aggregation, Mode
-from reference.step import Sample, Step
 from reference.weights import token_weights
 from tests import command
 from tests.documents import TINYRL, write_tinyrl
-from tests.jobs import job_of
+from tests.jobs import job_of, step_of
 
 OPTIMIZER_STEP = "        self.optimizer.step()\n"
 BACKWARD = "(loss * self.world_size).backward()"
@@ -198,17 +197,12 @@ def test_check_adapter_has_no_complaint_about_what_is_right(tmp_path: Path, trai
     assert status == 0, (tmp_path / "output").read_text()
 
 
-ONE = Step.of([Sample(prompt_length=1, loss_mask=[1, 1], group=group) for group in range(2)])
-NONE = Step.of([Sample(prompt_length=1, loss_mask=[0, 0], group=group) for group in range(2)])
-
-
-def job(*steps: Step) -> Job:
-    return job_of(*steps)
+ONE, NONE = (step_of([active] * 2, [active] * 2, groups=[0, 1]) for active in (1, 0))
 
 
 def test_skipped_step_with_active_tokens_is_a_mismatch_of_that_name() -> None:
     skipped = Observation(token_weights=(np.zeros(4),), skipped_steps=frozenset({0}))
-    judgement = judge_weights(job(ONE), [skipped], Description())
+    judgement = judge_weights(job_of(ONE), [skipped], Description())
 
     assert judgement.verdict is Verdict.MISMATCH
     assert judgement.diagnosis.name == "step_skipped"
@@ -218,7 +212,7 @@ def test_skipped_step_with_active_tokens_is_a_mismatch_of_that_name() -> None:
 
 def test_a_skipped_step_is_no_step_whose_advantages_are_all_0() -> None:
     step = replace(ONE, rewards=np.array([0.5, 0.5]), groups=np.array([0, 0]))
-    given = replace(job(step), objective=Objective.GROUP_NORMALISED)
+    given = replace(job_of(step), objective=Objective.GROUP_NORMALISED)
     trained = Observation(token_weights=(np.zeros(4),))
     skipped = replace(trained, skipped_steps=frozenset({0}))
 
@@ -232,7 +226,7 @@ def test_nan_that_is_logged_of_a_skipped_step_has_the_same_cause() -> None:
         skipped_steps=frozenset({0}),
         reported={Metric.POLICY_LOSS: (float("nan"),)},
     )
-    judgement = judge_logged(job(ONE), [skipped], Description())
+    judgement = judge_logged(job_of(ONE), [skipped], Description())
 
     assert judgement.diagnosis.name == "step_skipped"
     assert judgement.clues.explanations == [[["policy_loss/step_skipped"]]]
@@ -243,14 +237,14 @@ def test_step_after_a_skipped_one_is_judged() -> None:
     seen = Observation(token_weights=(np.zeros(4), right), skipped_steps=frozenset({0}))
     wrong = replace(seen, token_weights=(np.zeros(4), right / 2))
 
-    assert judge_weights(job(NONE, ONE), [seen], Description()).verdict is Verdict.ADVICE
-    assert judge_weights(job(NONE, ONE), [wrong], Description()).verdict is Verdict.MISMATCH
+    assert judge_weights(job_of(NONE, ONE), [seen], Description()).verdict is Verdict.ADVICE
+    assert judge_weights(job_of(NONE, ONE), [wrong], Description()).verdict is Verdict.MISMATCH
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(dp=2, micro_batches=2), Layout(dp=3)], ids=str)
 def test_trial_has_two_steps_of_large_gradients_with_different_norms(layout: Layout) -> None:
     """By hand: n tokens of advantage -4 weigh 1 / n; n more of advantage 1 halve the weights."""
-    tried = trial(replace(job(ONE), layout=layout))
+    tried = trial(replace(job_of(ONE), layout=layout))
     batch = ProbedBatch(tried.steps)
     samples = tried.steps[0].size
     norms = [
@@ -276,18 +270,3 @@ def test_reader_hands_over_a_step_at_a_time_and_none_for_a_skipped_one() -> None
     optimizer.step()
     with pytest.raises(ValueError, match="2 optimizer steps were made of 1"):
         reader.take()
-
-
-def test_weights_of_a_skipped_step_are_zero() -> None:
-    batch = ProbedBatch((ONE, ONE))
-    gradient = -np.ones(batch.probe_size, np.float32)
-
-    first, second = batch.weights_of_steps([None, gradient])
-
-    assert not first.any()
-    assert second.all()
-
-
-def test_missing_optimizer_step_says_how_a_skipped_one_is_handed_over() -> None:
-    with pytest.raises(RuntimeError, match=r"0 optimizer steps were made of 1; .*Reader\.take"):
-        ProbedBatch((ONE,)).weights_of_steps([])

@@ -20,7 +20,7 @@ from adapters.toolkit.source import Commit, SourceError
 from conformance import cli
 from conformance.comparing import report_file
 from conformance.comparing.reviewed import Reviewed
-from conformance.findings.cause import Cause, Reach, SuspectedLine
+from conformance.findings.cause import Reach, SuspectedLine
 from conformance.findings.errors import NothingToCompareError, ReportPathError
 from conformance.findings.report import Report
 from conformance.findings.verdict import Check, Verdict
@@ -39,19 +39,13 @@ from conformance.runs.versions.review import Ran
 from conformance.views.versions.review import as_text, not_looked_at, runner_commands, sentence
 from reference.aggregation import Mode
 from tests import command, room
-from tests.findings import CP, EMPTY, A, B, Said, report, right, with_verdict, wrong
-from tests.toys import WITH_CP, WITHOUT_CP, checkout, git
+from tests.findings import CP, EMPTY, A, B, Said, recaused, report, right, with_verdict, wrong
+from tests.toys import WITH_CP, WITHOUT_CP, branched, checkout, git
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """slime's toy on its main branch, and one commit on another that loses a factor."""
-    folder = checkout(tmp_path / "slime")
-    git(folder, "branch", "-M", "main")
-    git(folder, "checkout", "-b", "change")
-    WITHOUT_CP.apply(folder / "slime")
-    git(folder, "commit", "--all", "-m", "Lose it")
-    return folder
+    return branched(tmp_path / "slime")
 
 
 def test_a_version_is_held_to_the_commit_where_it_left_the_default_branch(repository: Path) -> None:
@@ -309,37 +303,28 @@ def test_what_explains_most_findings_is_said_of_a_change_of_one_place() -> None:
 
 def test_lines_to_look_at_are_in_files_that_the_version_changes() -> None:
     """The base has the other lines too, and is right."""
-    after = report(wrong(A, CP))
     suspects = [
         SuspectedLine(file=file, line=7, function="f", why="multiplies by 2")
         for file in ("accelerate/accelerator.py", "slime/loss.py")
     ]
-    [cause] = after.causes
-    traced = after.model_copy(update={"causes": [cause.model_copy(update={"suspects": suspects})]})
-    text = "\n".join(
-        as_text(Reviewed.of(report(right(A)), traced), {"slime/loss.py": "@@ -7 +7 @@"})
-    )
+    found = Reviewed.of(report(right(A)), recaused(report(wrong(A, CP)), suspects=suspects))
+    text = "\n".join(as_text(found, {"slime/loss.py": "@@ -7 +7 @@"}))
 
     assert "look at slime/loss.py:7 (f)" in text
     assert "accelerator" not in text
 
 
 def test_a_small_change_is_named_rather_than_a_suspected_line_that_stays() -> None:
-    after = report(wrong(A, CP))
     suspect = SuspectedLine(file="slime/loss.py", line=90, function="f", why="multiplies by 2")
-    [cause] = after.causes
-    traced = after.model_copy(update={"causes": [cause.model_copy(update={"suspects": [suspect]})]})
-    found = Reviewed.of(report(right(A)), traced)
+    found = Reviewed.of(report(right(A)), recaused(report(wrong(A, CP)), suspects=[suspect]))
 
     assert "(loss.py:7)" in sentence(found, {"slime/loss.py": "@@ -7 +7 @@"})
     assert "(loss.py:90)" in sentence(found, {"slime/loss.py": "@@ -80 +80,20 @@"})
 
 
 def test_options_that_were_not_tested_are_said_of_no_mistake() -> None:
-    after = report(wrong(A, CP))
     reach = Reach(options=["--cp=2"], untested=["--cp=2"])
-    [cause] = after.causes
-    after = after.model_copy(update={"causes": [cause.model_copy(update={"reach": reach})]})
+    after = recaused(report(wrong(A, CP)), reach=reach)
     text = "\n".join(as_text(Reviewed.of(report(right(A)), after), {}))
 
     assert "\n  wrong gradient" in text
@@ -428,33 +413,33 @@ def test_the_second_review_of_a_branch_runs_one_side_and_names_what_no_job_runs(
     assert told[0].endswith(f" Not looked at: slime/lineage.py:{line - 1}-{line}.")
 
 
+NO_ROOM = "the report cannot be written to x.json: No space left on device"
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("print('not driven: no module torchless'); exit(6)", "no verdict, as the base, "),
+        (
+            f"print('ERROR: {NO_ROOM}'); print('22 passed'); exit(3)",
+            f"could not be run: {NO_ROOM}\n",
+        ),
+    ],
+)
 def test_a_version_that_cannot_be_run_leaves_no_verdict(
-    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    repository: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    program: str,
+    words: str,
 ) -> None:
     def start(folder: str, output: IO[str], *_: str) -> subprocess.Popen[str]:
-        program = "print('not driven: no module torchless'); exit(6)"
-        return subprocess.Popen([sys.executable, "-c", program], stdout=output, text=True)
-
-    monkeypatch.setattr(histories, "start", start)
-    arguments = ["review", "--adapter=slime", f"--source={repository}@change"]
-
-    assert cli.main(arguments) == cli.USAGE_ERROR
-    assert "no verdict, as the base, " in capsys.readouterr().err
-
-
-def test_no_room_for_a_report_is_why_a_version_leaves_no_verdict(
-    repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = "the report cannot be written to x.json: No space left on device"
-
-    def start(folder: str, output: IO[str], *_: str) -> subprocess.Popen[str]:
-        program = f"print('ERROR: {words}'); print('22 passed'); exit(3)"
         return subprocess.Popen([sys.executable, "-c", program], stdout=output, text=True)
 
     monkeypatch.setattr(histories, "start", start)
 
     assert cli.main(["review", "--adapter=slime", f"--source={repository}@change"]) == 2
-    assert f"could not be run: {words}\n" in capsys.readouterr().err
+    assert words in capsys.readouterr().err
 
 
 X, Y = (f"weights/token_mean/{case}/dp1-cp2-mb1-thd" for case in ("two_steps", "uneven_lengths"))
@@ -546,24 +531,23 @@ def test_two_reviews_with_one_folder_both_have_a_verdict(
     assert {one.name for one in folder.iterdir()} == {*reviews.NAMES}
 
 
-def annotated(cause: Cause, after: Report, folder: str = "") -> str:
-    found = Reviewed.of(report(right(A)), after.model_copy(update={"causes": [cause]}))
+def annotated(after: Report, folder: str = "") -> str:
+    found = Reviewed.of(report(right(A)), after)
     [line] = runner_commands(found, {"slime/loss.py": "@@ -7 +7 @@\n-a\n+b"}, folder)
     return line.removeprefix("::error ").partition("title=")[0]
 
 
 def test_annotations_stand_on_lines_of_files_that_the_version_changes() -> None:
     after = report(wrong(A, CP))
-    [cause] = after.causes
     lines = [
         SuspectedLine(file=file, line=line, function="f", why="multiplies by 2")
         for file, line in (("slime/worker_utils.py", 301), ("slime/loss.py", 7))
     ]
-    traced = cause.model_copy(update={"suspects": lines})
+    traced = recaused(after, suspects=lines)
 
-    assert annotated(traced, after) == "file=slime/loss.py,line=7,"
-    assert annotated(cause, after) == "file=slime/loss.py,line=7,"
-    assert annotated(traced, after, "upstream/src") == "file=upstream/src/slime/loss.py,line=7,"
+    assert annotated(traced) == "file=slime/loss.py,line=7,"
+    assert annotated(after) == "file=slime/loss.py,line=7,"
+    assert annotated(traced, "upstream/src") == "file=upstream/src/slime/loss.py,line=7,"
 
 
 @pytest.mark.parametrize(("file", "line"), [("slime/loss.py", 90), ("torch/tensor.py", 7)])
@@ -571,11 +555,9 @@ def test_an_annotation_of_a_crash_is_where_it_raises_if_that_file_changes(
     file: str, line: int
 ) -> None:
     crash = with_verdict(Verdict.CRASHED, A, message="KeyError: 'l'", place=f"{file}:{line} (f)")
-    after = report(crash)
-    [cause] = after.causes
     raised = line if file == "slime/loss.py" else 7
 
-    assert annotated(cause, after) == f"file=slime/loss.py,line={raised},"
+    assert annotated(report(crash)) == f"file=slime/loss.py,line={raised},"
 
 
 def test_the_package_is_looked_for_below_the_workspace(

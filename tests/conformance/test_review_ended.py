@@ -25,7 +25,7 @@ from conformance.ranks.pool import RankPool
 from conformance.runs.versions import history, kept
 from conformance.runs.versions import review as reviews
 from tests import command
-from tests.toys import WITHOUT_CP, checkout, git
+from tests.toys import branched
 from tests.waiting import processes_of_session, wait_for
 
 if TYPE_CHECKING:
@@ -77,13 +77,7 @@ MOMENTS = [
 
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """slime's toy, and a change to it that loses a factor."""
-    folder = checkout(tmp_path_factory.mktemp("r") / "slime")
-    git(folder, "branch", "-M", "main")
-    git(folder, "checkout", "-b", "change")
-    WITHOUT_CP.apply(folder / "slime")
-    git(folder, "commit", "--all", "-m", "Lose it")
-    return folder
+    return branched(tmp_path_factory.mktemp("r") / "slime")
 
 
 @pytest.mark.parametrize(

@@ -174,24 +174,6 @@ def test_markdown_folds_details_and_neutralises_what_others_say(small: Path) -> 
     assert "\x1b" not in text
 
 
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--checks=weight"], "choose from weights, metric"),
-        (["--modes=mean"], "choose from sample_mean"),
-        (["--verdicts=ok"], "choose from conforms"),
-    ],
-)
-def test_choice_of_what_there_is_not_is_refused(
-    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        cli.main(["show", str(REPORT), *arguments])
-
-    assert ended.value.code == cli.USAGE_ERROR
-    assert complaint in capsys.readouterr().err
-
-
 def test_files_that_are_no_reports_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,13 +1,15 @@
 """Outcomes of configurations are compared with the demands of the checks."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.job import DEFAULT_CONFIGURATION, Setting
+from adapters.contract.job import DEFAULT_CONFIGURATION, Configuration, Setting
 from adapters.contract.objective import ENTROPY_COEFFICIENT
 from conformance.corpus.cases import CORPUS
 from conformance.corpus.configurations import CONFIG_CASES, ConfigCase
@@ -31,6 +33,7 @@ from reference.aggregation import (
     auxiliary_aggregation,
 )
 from reference.weights import token_weights
+from tests.conformance.cells import answered
 
 BY_NAME = {config_case.name: config_case for config_case in CONFIG_CASES}
 ZERO = BY_NAME["divisor_zero"]
@@ -63,6 +66,17 @@ def observed(job: Job, aggregation: Aggregation, factor: float = 1.0) -> list[Ob
             token_weights=tuple(factor * token_weights(step, aggregation) for step in job.steps)
         )
     ]
+
+
+def accepted(case: ConfigCase, mode: Mode, *seen: Observation, factor: float = 1.0) -> Judgement:
+    """The judgement of what was observed, or of the right weights times a factor."""
+    job = job_of(case, mode)
+    weights = list(seen) or observed(job, job.aggregation, factor)
+    return judge_acceptance(case, job, weights, Description(), ())
+
+
+def weighing(weights: NDArray[np.float64], **others: Any) -> Observation:
+    return Observation(token_weights=(weights,), **others)
 
 
 def name_of(judgement: Judgement) -> str:
@@ -113,9 +127,7 @@ def test_what_must_be_accepted_may_not_be_refused() -> None:
 
 
 def test_what_is_accepted_is_told_with_what_is_then_trained() -> None:
-    job = job_of(ZERO, Mode.CONSTANT)
-    right = judge_acceptance(ZERO, job, observed(job, job.aggregation), Description(), ())
-    wrong = judge_acceptance(ZERO, job, observed(job, job.aggregation, 40.0), Description(), ())
+    right, wrong = (accepted(ZERO, Mode.CONSTANT, factor=factor) for factor in (1.0, 40.0))
 
     assert name_of(right) == name_of(wrong) == "accepted"
     assert right.error is None
@@ -127,15 +139,13 @@ def test_what_is_accepted_is_told_with_what_is_then_trained() -> None:
 def test_divisor_that_a_framework_chooses_is_one_for_all_tokens_of_a_step() -> None:
     """Half of the samples are divided by 6, as the longest response of their micro-batch is."""
     by_default = BY_NAME["divisor_by_default"]
-    job = job_of(by_default, Mode.CONSTANT)
-    [step] = job.steps
+    [step] = by_default.given.steps
     half = step.mask & (np.arange(len(step.mask)) < step.offsets[step.size // 2])
     one = step.mask / (8.0 * step.size)
     several = np.where(half, step.mask / (6.0 * step.size), one)
     none = np.where(half, 0.0, one)
     right, wrong, missing = (
-        judge_acceptance(by_default, job, [Observation(token_weights=(weights,))], NAMING, ())
-        for weights in (one, several, none)
+        accepted(by_default, Mode.CONSTANT, weighing(weights)) for weights in (one, several, none)
     )
 
     assert right.verdict is Verdict.CONFORMS
@@ -152,13 +162,12 @@ def test_divisor_that_a_framework_chooses_is_one_for_all_tokens_of_a_step() -> N
 def test_divisor_that_is_left_to_a_micro_batch_is_named_after_its_width() -> None:
     """The longest responses of the two halves of the samples have 5 and 13 tokens."""
     by_default = BY_NAME["divisor_by_default"]
-    job = job_of(by_default, Mode.CONSTANT)
-    [step] = job.steps
+    [step] = by_default.given.steps
     second = np.arange(len(step.mask)) >= step.offsets[step.size // 2]
     weights = step.mask / (np.where(second, 13.0, 5.0) * step.size)
-    seen = Observation(token_weights=(weights,), forward_passes=(second.astype(np.int32),))
+    seen = weighing(weights, forward_passes=(second.astype(np.int32),))
 
-    wrong = judge_acceptance(by_default, job, [seen], NAMING, ())
+    wrong = accepted(by_default, Mode.CONSTANT, seen)
 
     assert name_of(wrong) == "padded_width_as_divisor"
     assert wrong.diagnosis.explanation.endswith(
@@ -191,24 +200,18 @@ def test_default_is_compared_with_what_is_documented_to_be_it() -> None:
 
 @pytest.mark.parametrize("mode", Mode)
 def test_custom_reducer_divides_by_its_own_and_by_what_the_step_does(mode: Mode) -> None:
-    job = job_of(REDUCER, mode)
-    [step] = job.steps
+    [step] = REDUCER.given.steps
     units = step.active_tokens.sum() if mode is Mode.TOKEN_MEAN else step.size
-    weights = [Observation(token_weights=(step.mask / (64.0 * units),))]
-    right = judge_acceptance(REDUCER, job, weights, Description(), ())
-    ignored = judge_acceptance(REDUCER, job, observed(job, job.aggregation), Description(), ())
+    right = accepted(REDUCER, mode, weighing(step.mask / (64.0 * units)))
 
     assert right.verdict is Verdict.CONFORMS
-    assert name_of(ignored) == "reducer_ignored"
+    assert name_of(accepted(REDUCER, mode)) == "reducer_ignored"
 
 
 def test_custom_reducer_that_is_used_and_rescaled_is_not_called_ignored() -> None:
     """Token losses over 64, and never divided by the step's 35 tokens."""
-    job = job_of(REDUCER, Mode.TOKEN_MEAN)
-    [step] = job.steps
-    rescaled = judge_acceptance(
-        REDUCER, job, [Observation(token_weights=(step.mask / 64.0,))], Description(), ()
-    )
+    [step] = REDUCER.given.steps
+    rescaled = accepted(REDUCER, Mode.TOKEN_MEAN, weighing(step.mask / 64.0))
 
     assert name_of(rescaled) == "reducer_rescaled"
     assert "35 times" in rescaled.diagnosis.explanation
@@ -243,9 +246,8 @@ STATED = Description(rules={"divisor_zero": "the help text of --divisor"})
 
 
 def test_rule_is_held_against_who_states_it_and_is_advice_to_others() -> None:
-    job = job_of(ZERO, Mode.CONSTANT)
-    accepted = judge_acceptance(ZERO, job, observed(job, job.aggregation), Description(), ())
-    own, other = (by_own_rules(accepted, ZERO, by) for by in (STATED, Description()))
+    taken = accepted(ZERO, Mode.CONSTANT)
+    own, other = (by_own_rules(taken, ZERO, by) for by in (STATED, Description()))
 
     assert own.verdict is Verdict.MISMATCH
     assert own.diagnosis.explanation.endswith("stated in the help text of --divisor")
@@ -285,9 +287,8 @@ def with_entropy(how: AuxiliaryAggregation) -> str:
     dloss_dlogprob = ProbedBatch(job.steps).dloss_dlogprob
     term = token_weights(step, auxiliary_aggregation(job.aggregation, how))
     gradient = dloss_dlogprob * token_weights(step, job.aggregation) - ENTROPY_COEFFICIENT * term
-    seen = [Observation(token_weights=(gradient / dloss_dlogprob,))]
-    diagnosis = judge_acceptance(ENTROPY, job, seen, Description(), ()).diagnosis
-    return diagnosis.explanation
+    seen = weighing(gradient / dloss_dlogprob)
+    return accepted(ENTROPY, Mode.TOKEN_MEAN, seen).diagnosis.explanation
 
 
 def test_words_on_a_term_come_from_what_was_observed() -> None:
@@ -298,11 +299,7 @@ def test_words_on_a_term_come_from_what_was_observed() -> None:
 
 
 def test_steps_that_a_configuration_makes_itself_are_compared_with_nothing() -> None:
-    config_case = BY_NAME["batch_of_partial_groups"]
-    job = job_of(config_case, Mode.PROMPT_MEAN)
-    judgement = judge_acceptance(
-        config_case, job, observed(job, job.aggregation, 2.0), Description(), ()
-    )
+    judgement = accepted(BY_NAME["batch_of_partial_groups"], Mode.PROMPT_MEAN, factor=2.0)
 
     assert judgement.diagnosis.explanation.endswith("is accepted and trained on")
 
@@ -315,57 +312,42 @@ def test_configurations_take_one_rank() -> None:
 PLACE = "trainer.py:7 (step)"
 
 
-class Outcomes:
-    """A pool that runs what deviates, and crashes in what it is compared with."""
-
-    description = Description()
-
-    def __init__(self) -> None:
-        self.jobs: list[Job] = []
-
-    def run(self, job: Job) -> Ran | Crashed:
-        self.jobs.append(job)
-        if job.configuration == DEFAULT_CONFIGURATION:
-            return Crashed("no kernel image", place=PLACE)
-        return Ran(tuple(observed(job, job.aggregation)))
+def deviating(job: Job) -> Ran | Crashed:
+    """Runs what deviates, and crashes in what it is compared with."""
+    if job.configuration == DEFAULT_CONFIGURATION:
+        return Crashed("no kernel image", place=PLACE)
+    return Ran(tuple(observed(job, job.aggregation)))
 
 
 def test_what_crashes_in_the_ordinary_configuration_is_a_crash_and_breaks_no_rule() -> None:
-    judgement = judge_startup(LEGACY, job_of(LEGACY, Mode.TOKEN_MEAN), Outcomes())  # type: ignore[arg-type]
+    judgement = judge_startup(LEGACY, job_of(LEGACY, Mode.TOKEN_MEAN), answered(deviating))
 
     assert judgement.verdict is Verdict.CRASHED
     assert (judgement.message, judgement.place) == ("no kernel image", PLACE)
     assert by_own_rules(judgement, LEGACY, Description()) == judgement
 
 
-class Crashing:
-    """A pool that crashes at everything, or at what deviates from the ordinary."""
-
-    description = Description()
-
-    def __init__(self, *, always: bool) -> None:
-        self.always = always
-
-    def run(self, job: Job) -> Ran | Crashed:
-        if job.configuration != DEFAULT_CONFIGURATION or self.always:
-            return Crashed("Traceback\nTypeError: no number")
-        return Ran(tuple(observed(job, job.aggregation)))
-
-
 def test_crash_is_held_against_a_configuration_that_alone_has_it() -> None:
-    job = job_of(ZERO, Mode.CONSTANT)
-    own, common = (
-        judge_startup(ZERO, job, Crashing(always=always))  # type: ignore[arg-type]
-        for always in (False, True)
-    )
+    job, crash = job_of(ZERO, Mode.CONSTANT), Crashed("Traceback\nTypeError: no number")
+
+    def ordinary(given: Job) -> Ran | Crashed:
+        is_ordinary = given.configuration == DEFAULT_CONFIGURATION
+        return Ran(tuple(observed(given, given.aggregation))) if is_ordinary else crash
+
+    own, common = (judge_startup(ZERO, job, answered(run)) for run in (ordinary, lambda _: crash))
 
     assert name_of(own) == "fails_later"
-    assert own.message == "Traceback\nTypeError: no number"
-    assert common == unjudged(Verdict.CRASHED, own.message)
+    assert own.message == crash.message
+    assert common == unjudged(Verdict.CRASHED, crash.message)
 
 
 def test_nothing_ordinary_is_run_where_nothing_is_compared() -> None:
-    pool = Outcomes()
-    judge_startup(ZERO, job_of(ZERO, Mode.CONSTANT), pool)  # type: ignore[arg-type]
+    seen: list[Configuration] = []
 
-    assert [job.configuration for job in pool.jobs] == [ZERO.configuration]
+    def run(job: Job) -> Ran | Crashed:
+        seen.append(job.configuration)
+        return deviating(job)
+
+    judge_startup(ZERO, job_of(ZERO, Mode.CONSTANT), answered(run))
+
+    assert seen == [ZERO.configuration]

@@ -1,14 +1,12 @@
-"""Findings of weights by what is special about them, and reports of them."""
+"""Findings of weights by what is special about them."""
 
 from typing import Any
 
 from adapters.contract import Layout
 from conformance.findings.finding import Diagnosis, Finding, FindingId
-from conformance.findings.report import Header, Report, Selection
 from conformance.findings.verdict import Check, Verdict
 from reference.aggregation import Mode
 from tests.conformance.reports import TOLERANCE
-from tests.findings import HEADER
 
 
 def found(verdict: Verdict = Verdict.CONFORMS, **fields: Any) -> Finding:
@@ -21,8 +19,3 @@ def found(verdict: Verdict = Verdict.CONFORMS, **fields: Any) -> Finding:
 def wrong(error: float | None = 0.5, name: str = "divided_by_cp", **fields: Any) -> Finding:
     diagnosis = Diagnosis(name=name, explanation="every weight is wrong")
     return found(Verdict.MISMATCH, error=error, diagnosis=diagnosis, **fields)
-
-
-def report(*findings: Finding, header: Header = HEADER, missing: int = 0) -> Report:
-    selection = Selection(selected=len(findings) + missing, deselected=0)
-    return Report.assemble(header, findings, selection)

@@ -37,7 +37,6 @@ def test_a_right_trainer_conforms(loss_conformance, name):
 ELSEWHERE = {("ddp", "MaskForgotten"), ("lightning", "MaskForgotten")}
 """Mistakes whose line is not among the suspects: other lines are named instead."""
 
-
 MISTAKES = [
     pytest.param(name, bug, marks=[] if (row + column) % 5 == 3 else [pytest.mark.thorough])
     for row, name in enumerate(TRAINERS)

@@ -21,39 +21,6 @@ def test_samples_are_laid_out_one_after_another() -> None:
     assert len(step) == 2
 
 
-@pytest.mark.parametrize(
-    ("mask", "message"),
-    [
-        ([1, 2, 0], "a loss mask holds 2, but a token is active"),
-        ([0.5], "a loss mask holds 0.5"),
-        ([float("nan")], "a loss mask holds nan"),
-        ([[1, 0]], "a loss mask has 2 dimensions"),
-        ([], "response_lengths holds 0"),
-    ],
-)
-def test_refuses_what_is_no_mask(mask: object, message: str) -> None:
-    with pytest.raises(InvalidStepError, match=message):
-        Step.of([Sample(prompt_length=1, loss_mask=mask, group=0)])  # type: ignore[arg-type]
-
-
-def test_refuses_a_step_without_samples() -> None:
-    with pytest.raises(InvalidStepError, match="a step has 0 samples"):
-        Step.of([])
-
-
-def test_refuses_a_mask_of_the_wrong_length() -> None:
-    one = np.ones(1, np.int64)
-
-    with pytest.raises(InvalidStepError, match="2 entries for 3 response tokens"):
-        Step(
-            prompt_lengths=one,
-            response_lengths=3 * one,
-            mask=np.ones(2, np.bool_),
-            groups=one,
-            rollouts=one,
-        )
-
-
 def test_rejection_takes_tokens_out_of_the_original_mask() -> None:
     step = Step.of(
         [
@@ -73,46 +40,6 @@ def test_without_rejection_the_original_mask_is_the_mask() -> None:
     assert step.original_tokens.tolist() == step.active_tokens.tolist()
 
 
-@pytest.mark.parametrize(
-    ("original", "message"),
-    [
-        ([1, 0, 0], "1 active tokens are not in the original masks"),
-        ([1, 1], "2 entries for 3 response tokens"),
-        ([1, 1, 2], "a loss mask holds 2"),
-    ],
-)
-def test_refuses_an_original_mask_that_cannot_be(original: list[int], message: str) -> None:
-    with pytest.raises(InvalidStepError, match=message):
-        Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 0], original_mask=original, group=0)])
-
-
-def test_refuses_an_attribute_that_is_not_one_per_sample() -> None:
-    one = np.ones(1, np.int64)
-
-    with pytest.raises(InvalidStepError, match="groups has 2 entries for 1 samples"):
-        Step(
-            prompt_lengths=one,
-            response_lengths=one,
-            mask=np.ones(1, np.bool_),
-            groups=np.ones(2, np.int64),
-            rollouts=one,
-        )
-
-
-def test_refuses_a_prompt_without_tokens() -> None:
-    with pytest.raises(InvalidStepError, match="prompt_lengths holds 0"):
-        Step.of([Sample(prompt_length=0, loss_mask=[1], group=0)])
-
-
-def test_refuses_rollouts_given_for_some_samples_only() -> None:
-    samples = [
-        Sample(prompt_length=1, loss_mask=[1], group=0, rollout=rollout) for rollout in (None, 3)
-    ]
-
-    with pytest.raises(InvalidStepError, match="give it for all samples or for none"):
-        Step.of(samples)
-
-
 ONE = np.ones(1, np.int64)
 
 WHOLE: dict[str, np.ndarray] = {
@@ -124,6 +51,10 @@ WHOLE: dict[str, np.ndarray] = {
 }
 """A step of one token; each refusal changes one field."""
 
+NO_TOKEN = "but a prompt and a response have at least one token"
+LEFT_OUT = "leave the sample out or mask its only token"
+NO_MASK = "but a token is active (1) or not (0); put other weights into the losses"
+
 
 def sample(mask: object = (1, 0), **fields: object) -> Sample:
     return Sample(**{"prompt_length": 1, "loss_mask": mask, "group": 0, **fields})  # type: ignore[arg-type]
@@ -133,15 +64,17 @@ def sample(mask: object = (1, 0), **fields: object) -> Sample:
     ("samples", "message"),
     [
         ([], "a step has 0 samples, but needs at least one; add a sample"),
-        (
-            [sample(), sample([])],
-            "response_lengths holds 0, but a prompt and a response have at least one token;"
-            " leave the sample out or mask its only token",
-        ),
+        ([sample(prompt_length=0)], f"prompt_lengths holds 0, {NO_TOKEN}; {LEFT_OUT}"),
+        ([sample(), sample([])], f"response_lengths holds 0, {NO_TOKEN}; {LEFT_OUT}"),
         (
             [sample([1, 1]), sample([1, 0], original_mask=[1, 1]), sample(original_mask=[0, 0])],
             "1 active tokens are not in the original masks, but rejection only removes"
             " tokens; set them in both",
+        ),
+        (
+            [sample([1, 1, 0], original_mask=[1, 1])],
+            "the loss masks have 2 entries for 3 response tokens; give one entry per response"
+            " token",
         ),
         (
             [sample(rollout=1), sample()],
@@ -151,11 +84,10 @@ def sample(mask: object = (1, 0), **fields: object) -> Sample:
             [sample([[1]])],
             "a loss mask has 2 dimensions, but one response has one; give a flat list",
         ),
-        (
-            [sample([1, 3, 0, 2])],
-            "a loss mask holds 3, but a token is active (1) or not (0);"
-            " put other weights into the losses",
-        ),
+        ([sample([1, 3, 0, 2])], f"a loss mask holds 3, {NO_MASK}"),
+        ([sample([0.5])], f"a loss mask holds 0.5, {NO_MASK}"),
+        ([sample([float("nan")])], f"a loss mask holds nan, {NO_MASK}"),
+        ([sample([1, 0], original_mask=[1, 2])], f"a loss mask holds 2, {NO_MASK}"),
     ],
 )
 def test_refusal_tells_value_rule_and_way_out(samples: list[Sample], message: str) -> None:
@@ -168,31 +100,20 @@ def test_refusal_tells_value_rule_and_way_out(samples: list[Sample], message: st
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("rollouts", [1, 1], "rollouts has 2 entries for 1 samples; give one per sample"),
-        ("groups", [1, 1], "groups has 2 entries for 1 samples; give one per sample"),
-        (
-            "response_lengths",
-            [1, 1],
-            "response_lengths has 2 entries for 1 samples; give one per sample",
+        *(
+            (field, [1, 1], f"{field} has 2 entries for 1 samples; give one per sample")
+            for field in ("rollouts", "groups", "response_lengths")
         ),
-        (
-            "mask",
-            [1, 1],
-            "the loss masks have 2 entries for 1 response tokens; give one entry per response"
-            " token",
+        *(
+            (
+                field,
+                [1, 1],
+                "the loss masks have 2 entries for 1 response tokens; give one entry per response"
+                " token",
+            )
+            for field in ("mask", "original_mask")
         ),
-        (
-            "original_mask",
-            [1, 1],
-            "the loss masks have 2 entries for 1 response tokens; give one entry per response"
-            " token",
-        ),
-        (
-            "mask",
-            [-1],
-            "a loss mask holds -1, but a token is active (1) or not (0);"
-            " put other weights into the losses",
-        ),
+        ("mask", [-1], f"a loss mask holds -1, {NO_MASK}"),
     ],
 )
 def test_refusal_of_flat_fields_tells_value_rule_and_way_out(

@@ -53,8 +53,23 @@ def commit(folder: Path) -> None:
 
 WITHOUT_CP = Edit("lineage.py", "return loss * grid.cp.size, num_tokens", "return loss, num_tokens")
 
-
 WITH_CP = Edit("lineage.py", WITHOUT_CP.new, WITHOUT_CP.old)
+
+
+def branched(folder: Path) -> Path:
+    """The toy on its main branch, and one commit on another, `change`, that loses a factor."""
+    checkout(folder)
+    git(folder, "branch", "-M", "main")
+    git(folder, "checkout", "-b", "change")
+    commit_edits(folder, "Lose it", WITHOUT_CP)
+    return folder
+
+
+def commit_edits(repository: Path, subject: str, *edits: Edit) -> None:
+    """Edit the toy, and commit it."""
+    for edit in edits:
+        edit.apply(repository / "slime")
+    git(repository, "commit", "--all", "-m", subject)
 
 
 def git(repository: Path, *arguments: str) -> str:
