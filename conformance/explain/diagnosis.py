@@ -302,7 +302,7 @@ def _lost_in_all(measurement: Measurement) -> Diagnosis | None:
     off = np.abs(measurement.observed - np.where(gone, 0, measurement.expected))
     if (off > measurement.tolerance * measurement.magnitude).any():
         return None
-    return next(missing_tokens.of_lost_tokens(measurement.context, gone, active), None)
+    return next(missing_tokens.of_lost_tokens(measurement.terms[0], gone, active), None)
 
 
 def _shared(explained: Explained) -> Diagnosis | None:

@@ -142,7 +142,6 @@ ROWS = np.array([[3, 0, 0], [2, 1, 1]], np.int32)
 
 
 OF_IRREGULAR = {
-    "equal_rewards_divided",
     "groups_cut_into_runs",
     "groups_of_a_fixed_size",
     "missing_siblings_counted",

@@ -39,13 +39,11 @@ PARTS_OF_A_BATCH = {
 known(
     {
         "divergence_left_out": "rewards are not penalised by the divergence",
-        "divergence_added": "the divergence is rewarded instead of penalised",
         "divergence_of_other_tokens": "the divergence of the wrong tokens is penalised",
         "discount_left_out": "later rewards are not discounted",
         "reward_at_another_token": "the reward is placed at the wrong token",
         "other_transitions": "advantages are accumulated over the wrong tokens",
         "trace_left_out": "advantages of later tokens are not multiplied by lambda",
-        "values_left_out": "the critic's values are ignored",
         "padding_bootstrapped": "GAE bootstraps from padding values",
         "not_whitened": "advantages are not whitened",
         "whitened_by_other_tokens": "whitening takes mean and variance over the wrong tokens",
@@ -79,7 +77,6 @@ def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[
 
 def _of_penalties(estimate: Estimate) -> Iterator[Wrong]:
     yield "divergence_left_out", estimate.under(penalty=0.0)
-    yield "divergence_added", estimate.under(penalty=-estimate.constants.penalty)
     yield "divergence_of_other_tokens", _other_tokens(estimate, "penalised")
 
 
@@ -107,7 +104,6 @@ def _rewards_on(estimate: Estimate) -> Values:
 
 def _of_values(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
     yield "trace_left_out", estimate.under(trace=1.0)
-    yield "values_left_out", estimate.having(values=np.zeros_like(estimate.rollouts.values))
     responses = np.bincount(estimate.rollouts.sample, minlength=len(estimate.rollouts.rewards))
     for starts, width in placement.rows(responses):
         found = _with_padding(estimate, width - starts - responses)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option
+from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.mistake import Kind, Prediction, known
 from conformance.explain.catalogue.parts import filled_up
 from conformance.findings.finding import Diagnosis
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from conformance.expected.placement import TokenPlacement
     from conformance.expected.step_context import StepContext
+    from conformance.expected.term import LossTerm
     from conformance.explain.measurement import ObservedWeights
 
     Matches = Callable[[NDArray[np.float64]], bool]
@@ -54,6 +56,7 @@ known(
         "micro_batches_lost": "whole micro-batches are lost",
         "samples_dropped": "samples are dropped before training",
         "samples_lost": "samples are lost",
+        "tokens_clipped": "the loss clips or drops tokens that it must train",
         "tokens_lost": "tokens are lost",
         "samples_repeated": "samples repeated to fill up a batch weigh twice as much",
         "nothing_reported_by_some_ranks": "some ranks log 0, the others the right number",
@@ -100,7 +103,7 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
         yield _without_gradient(int(active.sum()))
         return
     if gone.any() and matches(np.where(gone, 0, context.expected)):
-        yield from of_lost_tokens(context, gone, active)
+        yield from of_lost_tokens(weights.term, gone, active)
     elif (
         gone.any()
         and _is_made_of(gone, active, context.sample)
@@ -173,12 +176,12 @@ def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[n
 
 
 def of_lost_tokens(
-    context: StepContext, gone: NDArray[np.bool_], active: NDArray[np.bool_]
+    term: LossTerm, gone: NDArray[np.bool_], active: NDArray[np.bool_]
 ) -> Iterator[Diagnosis]:
     """Yield diagnoses of the tokens that are gone, [tokens], where all others are right."""
     others = "no others are active" if gone[active].all() else "all others are right"
-    for name, words in kinds_of_loss(context, gone, active):
-        yield _diagnosis(context, gone, name, f"weigh nothing, {others}: {words}")
+    for name, words in kinds_of_loss(term, gone, active):
+        yield _diagnosis(term.context, gone, name, f"weigh nothing, {others}: {words}")
 
 
 def _without_gradient(tokens: int) -> Diagnosis:
@@ -333,9 +336,10 @@ class _Firsts:
 
 
 def kinds_of_loss(
-    context: StepContext, gone: NDArray[np.bool_], active: NDArray[np.bool_]
+    term: LossTerm, gone: NDArray[np.bool_], active: NDArray[np.bool_]
 ) -> Iterator[tuple[str, str]]:
     """Yield properties that all lost tokens have and no other active ones."""
+    context = term.context
     placement = context.placement
     if context.untrained[gone].all():
         yield "samples_dropped", "no rank ever held them in training"
@@ -353,12 +357,17 @@ def kinds_of_loss(
                 " gradients had begun before them",
             )
         yield "micro_batches_lost", "those of whole micro-batches"
-    if _is_made_of(gone, active, context.sample):
+    of_samples = _is_made_of(gone, active, context.sample)
+    if of_samples:
         yield "samples_lost", "those of whole samples"
     elif (firsts := _Firsts.of(context)) is not None and firsts.are(gone, active):
         yield FIRST_OF_SLICES, "those at the beginning of context-parallel slices"
-    elif not gone[active].all():
-        yield "tokens_lost", "their gradient was lost"
+        return
+    if not gone[active].all():
+        if isinstance(term.source, PolicyDerivative | ValueDerivative):
+            yield "tokens_clipped", "as if the loss clipped or dropped them"
+        if not of_samples:
+            yield "tokens_lost", "their gradient was lost"
 
 
 def _are_last(
