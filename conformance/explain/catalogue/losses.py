@@ -95,26 +95,22 @@ known(
             f"selected_{scope}": f"tokens are selected within {words} instead of the step"
             for scope, words in SCOPES.items()
         },
-        "penalty_not_divided": "the penalty on log-ratios is summed but never normalised",
+        "penalty_not_divided": (
+            "the penalty on log-ratios is summed but never normalised",
+            "the penalty outweighs the policy loss by the divisor of the mean, such as the number"
+            " of tokens",
+        ),
         "divided_advantages_compared": (
             "tokens are selected by advantages that the loss normaliser has already scaled"
         ),
         "dropped_tokens_not_counted_per_micro_batch": (
             "each micro-batch is divided by the number of its kept tokens, but weighted by all of"
-            " its tokens"
+            " its tokens",
+            "each micro-batch is divided by the share of its tokens that are kept",
         ),
     },
     rank=14,
     kind=Kind.DERIVATIVE,
-    at_size={
-        "penalty_not_divided": (
-            "the penalty outweighs the policy loss by the divisor of the mean, such as the number"
-            " of tokens"
-        ),
-        "dropped_tokens_not_counted_per_micro_batch": (
-            "each micro-batch is divided by the share of its tokens that are kept"
-        ),
-    },
 )
 known(
     {OPTION_IGNORED: "an option is accepted and changes nothing"},

@@ -30,17 +30,15 @@ if TYPE_CHECKING:
 
 known(
     {
-        "not_reduced_over_dp": "the reduction over data-parallel ranks is missing",
+        "not_reduced_over_dp": (
+            "the reduction over data-parallel ranks is missing",
+            "every rank trains on its own samples alone, and their copies of the model drift apart",
+        ),
         "not_reduced_over_cp": "the reduction over context-parallel ranks is missing",
         "not_reduced_over_ranks": "the reduction over ranks is missing",
     },
     rank=7,
     kind=Kind.UNREDUCED,
-    at_size={
-        "not_reduced_over_dp": (
-            "every rank trains on its own samples alone, and their copies of the model drift apart"
-        ),
-    },
 )
 known(
     {
@@ -79,11 +77,11 @@ FIRST_OF_SLICES = "first_of_slices_left_out"
 known(
     {
         FIRST_OF_SLICES: (
-            "the first token of each context-parallel slice is neither trained nor counted"
+            "the first token of each context-parallel slice is neither trained nor counted",
+            "a row on cp ranks loses up to cp - 1 tokens",
         )
     },
     rank=9,
-    at_size={FIRST_OF_SLICES: "a row on cp ranks loses up to cp - 1 tokens"},
 )
 
 FEW_SLICES = 3

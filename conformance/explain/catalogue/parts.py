@@ -35,20 +35,18 @@ PARTS = {
 
 known(
     {
-        "padding_micro_batches_averaged": "padding micro-batches are averaged in as zeros",
+        "padding_micro_batches_averaged": (
+            "padding micro-batches are averaged in as zeros",
+            "too small by the share of micro-batches that are padding",
+        ),
         "dummy_rows_averaged": "padding rows are averaged in as zeros",
-        "repeated_rows_averaged": "samples repeated to fill up ranks are averaged in as zeros",
+        "repeated_rows_averaged": (
+            "samples repeated to fill up ranks are averaged in as zeros",
+            "at most dp - 1 rows are repeated: 1.4 % of a batch of 512 with dp 8",
+        ),
     },
     rank=6,
     kind=Kind.FILLED,
-    at_size={
-        "repeated_rows_averaged": (
-            "at most dp - 1 rows are repeated: 1.4 % of a batch of 512 with dp 8"
-        ),
-        "padding_micro_batches_averaged": (
-            "too small by the share of micro-batches that are padding"
-        ),
-    },
 )
 known(
     {
@@ -70,42 +68,31 @@ known(
         "shares_averaged_by_tokens": (
             "micro-batch losses are averaged, weighted by tokens, instead of summed"
         ),
-    },
-    rank=6,
-)
-known(
-    {
         **{
             f"tokens_counted_per_{part}": f"tokens are counted per {words} instead of over the step"
             for part, words in PARTS.items()
         },
-        "micro_batch_means_added_up": ("micro-batch means are summed instead of averaged"),
+        "micro_batch_means_added_up": (
+            "micro-batch means are summed instead of averaged",
+            "as many times too large as there are micro-batches",
+        ),
     },
     rank=6,
-    at_size={
-        "micro_batch_means_added_up": "as many times too large as there are micro-batches",
-    },
 )
 known(
     {
         "shares_of_all_ranks_averaged": (
-            "micro-batch shares are averaged over all ranks instead of summed"
+            "micro-batch shares are averaged over all ranks instead of summed",
+            "too small by the number of ranks times that of their micro-batches",
         ),
         "windows_counted_by_samples": (
             "a logged sum is divided by a number of optimizer steps that is derived from the"
-            " number of samples"
+            " number of samples",
+            "as many times too small as an average micro-batch has samples",
         ),
     },
     rank=6,
     kind=Kind.LOGGED,
-    at_size={
-        "shares_of_all_ranks_averaged": (
-            "too small by the number of ranks times that of their micro-batches"
-        ),
-        "windows_counted_by_samples": (
-            "as many times too small as an average micro-batch has samples"
-        ),
-    },
 )
 known(
     {"micro_batches_carried_over": "leftover micro-batches leak into the next step"},

@@ -32,6 +32,7 @@ from conformance.explain.catalogue.miscounts import (
     other_steps,
     other_tokens,
     other_units,
+    padded_widths,
     rejection_left_out,
     rounded_counts,
     rounded_shares,
@@ -39,7 +40,6 @@ from conformance.explain.catalogue.miscounts import (
 )
 from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, Prediction, known
-from conformance.explain.catalogue.paddings import padded_widths
 from conformance.explain.catalogue.parts import (
     averaged_shares,
     carried_over,
@@ -99,16 +99,13 @@ known(
     kind=Kind.FACTOR,
 )
 known(
-    {"not_divided": "token losses are summed but never normalised"},
-    rank=2,
-    at_size={
+    {
         "not_divided": (
-            "too large by the divisor that is missing, such as the number of tokens of a step"
+            "token losses are summed but never normalised",
+            "too large by the divisor that is missing, such as the number of tokens of a step",
         ),
+        "samples_not_averaged": "sample sums are divided by the constant divisor but not averaged",
     },
-)
-known(
-    {"samples_not_averaged": "sample sums are divided by the constant divisor but not averaged"},
     rank=2,
 )
 known(
