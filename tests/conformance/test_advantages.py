@@ -14,9 +14,8 @@ from adapters.contract.objective import FROM_REWARDS, Objective
 from conformance.comparing.report_file import load
 from conformance.corpus.cases import CORPUS
 from conformance.expected.advantages import BatchPlacement, Estimate
-from conformance.explain.catalogue.advantages import wrong_advantages
+from conformance.explain.catalogue.advantages import values_of_others, wrong_advantages
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
-from conformance.explain.catalogue.values_of_others import values_of_others
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
 from conformance.judging.weights import Judgement

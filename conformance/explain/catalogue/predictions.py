@@ -18,7 +18,7 @@ from adapters.contract import Option
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.step_context import of_samples
 from conformance.expected.term import PolicyDerivative, ValueDerivative
-from conformance.explain.catalogue.advantages import wrong_advantages
+from conformance.explain.catalogue.advantages import values_of_others, wrong_advantages
 from conformance.explain.catalogue.groups import read_off_variances
 from conformance.explain.catalogue.losses import wrong_derivatives, wrong_value_derivatives
 from conformance.explain.catalogue.miscounts import (
@@ -46,7 +46,6 @@ from conformance.explain.catalogue.parts import (
     filled_up,
     parts,
 )
-from conformance.explain.catalogue.values_of_others import values_of_others
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
