@@ -11,29 +11,11 @@ from conformance.plan.checks import ALL_SPECS
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from adapters.contract import Layout
     from conformance.findings.finding import Finding
-
-METRIC_CHECKS = (
-    Check.METRIC,
-    Check.ROLLOUTS,
-    f"{Check.POISON}.logged",
-    *(
-        f"{Check.REJECTION}.{name}"
-        for name in (
-            Check.METRIC,
-            Metric.POLICY_LOSS,
-            Metric.CLIP_FRACTION,
-            Metric.POLICY_KL,
-            Metric.RATIO,
-            Metric.ENTROPY,
-            Metric.KL,
-        )
-    ),
-)
-"""Slugs of checks of logged numbers, or how they begin."""
+    from conformance.plan.checks import CheckSpec
 
 WHOLE_LOSS = f"{Check.METRIC}.{Metric.LOSS}"
 """Slug of the check of the logged sum of all terms, whose gradient is trained."""
@@ -47,25 +29,20 @@ Other logged numbers are diagnostics, which frameworks reduce apart.
 LOGGED_FRACTION = f"{Check.REJECTION}.{Check.METRIC}"
 """Slug of the check of the logged fraction of rejected tokens, which corrections log themselves."""
 
-RATIOS_OF_1 = frozenset(spec.slug for spec in ALL_SPECS if spec.objective not in OFF_POLICY)
-"""Slugs of the checks whose new log-probabilities are the old ones."""
 
-OF_COMPARED_REWARDS = frozenset(spec.slug for spec in ALL_SPECS if spec.objective in OF_GROUPS)
-OF_RETURNS = (
-    frozenset(spec.slug for spec in ALL_SPECS if spec.objective in FROM_REWARDS)
-    - OF_COMPARED_REWARDS
-)
-"""Slugs of checks whose advantages compare the rewards of a prompt, or add up those of tokens."""
+def _slugs(of: Callable[[CheckSpec], bool]) -> frozenset[str]:
+    return frozenset(spec.slug for spec in ALL_SPECS if of(spec))
 
-LOGGED_TERMS = (
-    *LOGGED_LOSSES,
-    f"{Check.REJECTION}.{Metric.POLICY_LOSS}",
-    *(
-        f"{check}.{term}"
-        for check in (Check.METRIC, Check.REJECTION)
-        for term in (Metric.ENTROPY, Metric.KL)
-    ),
-)
+
+LOGGED = _slugs(lambda spec: spec.metric is not None or spec.is_logged)
+RATIOS_OF_1 = _slugs(lambda spec: spec.objective not in OFF_POLICY)
+OF_COMPARED_REWARDS = _slugs(lambda spec: spec.objective in OF_GROUPS)
+OF_RETURNS = _slugs(lambda spec: spec.objective in FROM_REWARDS) - OF_COMPARED_REWARDS
+"""Slugs of checks of logged numbers, of those whose new log-probabilities are the old ones, and of
+those whose advantages compare the rewards of a prompt, or add up those of tokens."""
+
+TERMS = (Metric.POLICY_LOSS, Metric.LOSS, Metric.ENTROPY, Metric.KL)
+LOGGED_TERMS = _slugs(lambda spec: spec.metric in TERMS and spec.name in ("", spec.metric))
 """Slugs of the checks of the logged terms of the loss and of their sum."""
 
 NEGATIVE = (
@@ -114,7 +91,7 @@ def of_finding(finding: Finding, term: str) -> Iterator[str]:
         yield "of the policy_loss term where ratios are not 1"
     if finding.check is Check.REJECTION and slug in RATIOS_OF_1 and slug != LOGGED_FRACTION:
         yield REJECTED_AT_1
-    is_logged = slug.startswith(METRIC_CHECKS)
+    is_logged = slug in LOGGED
     if term in (Metric.POLICY_LOSS, Metric.KL) and (not is_logged or slug in LOGGED_LOSSES):
         yield "of the policy_loss and kl terms of the loss"
     yield "in logged numbers" if is_logged else "in gradients"
