@@ -355,23 +355,14 @@ def paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]
 
     That is the step, what a rank has of it, or a micro-batch, of one rank or of all.
     """
-    placement = context.placement
-    together = (
-        {}
-        if placement is None
-        else {
-            "rank's samples": placement.dp_rank,
-            "micro-batch": placement.micro_batch_number,
-            "micro-batch of all ranks": placement.micro_batch,
-        }
-    )
-    for what, lengths in _lengths(context):
-        words = f"padding up to the longest {what} of the"
-        whole = np.full(context.step.size, lengths.max())
-        yield "padding_counted", f"{words} step is counted", whole
-        for part, of_tokens in together.items():
-            widths = widest(lengths, of_samples(context, of_tokens))
-            yield "padding_counted", f"{words} {part} is counted", widths
+    together, placement = {"step": np.zeros_like(context.sample)}, context.placement
+    if placement is not None:
+        together["rank's samples"] = placement.dp_rank
+        together["micro-batch"] = placement.micro_batch_number
+        together["micro-batch of all ranks"] = placement.micro_batch
+    for (what, lengths), (part, of_tokens) in product(_lengths(context), together.items()):
+        words = f"padding up to the longest {what} of the {part} is counted"
+        yield "padding_counted", words, widest(lengths, of_samples(context, of_tokens))
 
 
 def padded_widths(context: StepContext) -> Iterator[Prediction]:
@@ -397,31 +388,25 @@ def padded_widths(context: StepContext) -> Iterator[Prediction]:
     ):
         for what, lengths in _lengths(context):
             widths = widest(lengths, of_samples(context, micro_batch))
-            yield from _divided_by(context, widths, f"the longest {what} of a micro-batch{whose}")
+            words = f"the longest {what} of a micro-batch{whose}"
+            yield from _divided_by(context, widths, words)
             if what == "sequence":
-                words = f"the longest sequence of a micro-batch{whose}, less a token"
-                yield from _divided_by(context, widths - 1, words)
+                yield from _divided_by(context, widths - 1, f"{words}, less a token")
 
 
 def _means_over_rows(context: StepContext, micro_batch: NDArray[np.int64]) -> Iterator[Prediction]:
     """Yield means of what `mean()` makes of the padded rows of each micro-batch."""
-    rows = np.bincount(micro_batch)[micro_batch] * len(np.unique(micro_batch))
+    several = len(np.unique(micro_batch))
+    rows = np.bincount(micro_batch)[micro_batch] * several
     named = dict(_lengths(context))
-    named["sequence, less a token"] = named["sequence"] - 1
-    for words, lengths in named.items():
-        divisors = np.maximum(rows * widest(lengths, micro_batch), 1)
-        yield Prediction(
-            name="padded_width_as_divisor",
-            words=f"a micro-batch is divided by its rows times the longest {words}",
-            weights=context.weights(divisors.astype(np.float64), 1.0),
-        )
-    for words, lengths in _lengths(context):
-        packed = np.bincount(micro_batch, weights=lengths)[micro_batch].astype(np.float64)
-        yield Prediction(
-            name="packed_length_as_divisor",
-            words=f"each micro-batch is divided by all tokens of its {words}s",
-            weights=context.weights(packed * len(np.unique(micro_batch)), 1.0),
-        )
+    for what, lengths in (*named.items(), ("sequence, less a token", named["sequence"] - 1)):
+        divisors = np.maximum(rows * widest(lengths, micro_batch), 1).astype(np.float64)
+        words = f"a micro-batch is divided by its rows times the longest {what}"
+        yield counting(context, "padded_width_as_divisor", divisors, 1.0, words)
+    for what, lengths in named.items():
+        packed = np.bincount(micro_batch, weights=lengths)[micro_batch] * several
+        words = f"each micro-batch is divided by all tokens of its {what}s"
+        yield counting(context, "packed_length_as_divisor", packed, 1.0, words)
 
 
 def _lengths(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
@@ -441,11 +426,7 @@ def _divided_by(
     context: StepContext, widths: NDArray[np.int64], words: str
 ) -> Iterator[Prediction]:
     """Yield the mean over samples, and their sum, of what is divided by widths."""
-    divisors = widths.astype(np.float64)
-    for units, together in ((context.units, ()), (1, ("samples_not_averaged",))):
-        yield Prediction(
-            name="padded_width_as_divisor",
-            words=f"the divisor is {words}" + ", and samples are summed" * bool(together),
-            weights=context.weights(divisors, float(units)),
-            together=together,
-        )
+    name, words, divisors = "padded_width_as_divisor", f"the divisor is {words}", widths * 1.0
+    yield counting(context, name, divisors, words=words)
+    summed = counting(context, name, divisors, 1.0, f"{words}, and samples are summed")
+    yield replace(summed, together=("samples_not_averaged",))
