@@ -71,11 +71,11 @@ from pydantic import (
     model_validator,
 )
 
-from conformance.explain.groups import finding_groups
 from conformance.findings.badness import failure
 from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import FrozenModel, first_problem
+from conformance.findings.groups import finding_groups
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
 

@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from conformance.comparing.cause_changes import CauseChange
     from conformance.comparing.reviewed import Reviewed
-    from conformance.explain.groups import FindingGroup
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
+    from conformance.findings.groups import FindingGroup
     from conformance.findings.report import Report
     from conformance.ranks.changed import Place
     from conformance.runs.versions.review import Progress, Review
