@@ -43,7 +43,7 @@ OF_A_MEAN = (Kind.FILLED, Kind.UNREDUCED, Kind.READ_OFF)
 def diagnose(explained: Explained) -> Diagnosis:
     """Name the mistake that explains what was observed; ``unexplained`` if none does."""
     is_one = len(explained.measurement.terms) == 1
-    return _of_term(explained, 0) if is_one else _of_several(explained)
+    return _term_diagnosis(explained, 0) if is_one else _of_several(explained)
 
 
 def read_off(explained: Explained) -> list[str]:
@@ -76,7 +76,7 @@ def _first(explanations: list[Diagnosis]) -> Diagnosis:
     )
 
 
-def _of_term(explained: Explained, place: int) -> Diagnosis:
+def _term_diagnosis(explained: Explained, place: int) -> Diagnosis:
     """The diagnosis of one term if all others are right."""
     measurement, known = explained.measurement, _alone(explained, place)
     alone = measurement.of_term(measurement.terms[place])
@@ -277,7 +277,7 @@ def _of_several(explained: Explained) -> Diagnosis:
         wrong = [pair for pair in zip(measurement.terms, choice, strict=True) if pair[1]]
         if len(wrong) == 1 and any(one.kind is Kind.ABSENT for one in wrong[0][1]):
             return _absent(wrong[0][0].metric, measurement)
-    of_terms = [(term, _of_term(explained, n)) for n, term in enumerate(measurement.terms)]
+    of_terms = [(term, _term_diagnosis(explained, n)) for n, term in enumerate(measurement.terms)]
     possible = [one for one in of_terms if not _is_of_others(*one, measurement)] or of_terms
     alone = likeliest((term.metric, diagnosis) for term, diagnosis in possible)
     # What another term has at tokens that one term masks seems to be that term's.
@@ -321,12 +321,12 @@ def _shared(explained: Explained) -> Diagnosis | None:
     loss shares the mistake of those that are wrong, or has one of its own besides.
     """
     terms = explained.measurement.terms
-    found = chain.from_iterable(_of_choice(terms, choice) for choice in explained.choices)
+    found = chain.from_iterable(_shared_in(terms, choice) for choice in explained.choices)
     best = min(found, key=lambda one: one[0], default=None)
     return None if best is None else best[1]
 
 
-def _of_choice(
+def _shared_in(
     terms: Sequence[LossTerm], choice: Sequence[Sequence[Prediction]]
 ) -> Iterator[tuple[tuple[int, ...], Diagnosis]]:
     """Yield diagnoses of a choice of mistakes for the policy loss and each auxiliary term.
@@ -336,25 +336,25 @@ def _of_choice(
     own, *of_others = choice
     shared = _common(of_others)
     if shared is not None and not own:
-        yield (0, shared.order), _of_terms([(terms[1:], shared)])
+        yield (0, shared.order), _term_mistakes([(terms[1:], shared)])
     averaged = [[one for one in found if one.kind in OF_A_MEAN] for found in of_others]
     if not own and all(averaged):
         firsts = [min(found, key=_order) for found in averaged]
         parts = [([term], one) for term, one in zip(terms[1:], firsts, strict=True)]
-        yield (1, *map(_order, firsts)), _of_terms(parts)
+        yield (1, *map(_order, firsts)), _term_mistakes(parts)
     wrong = [pair for pair in zip(terms, choice, strict=True) if pair[1]]
     if own and 1 < len(wrong) < len(terms):
         common = _common([found for _, found in wrong])
         if common is not None:
-            yield (2, common.order), _of_terms([([term for term, _ in wrong], common)])
+            yield (2, common.order), _term_mistakes([([term for term, _ in wrong], common)])
     mistaken = [one for one in own if not _is_lost(one) and one.factors is None]
     if shared is not None and mistaken:
         first = min(mistaken, key=_order)
-        both = _of_terms([(terms[1:], shared), (terms[:1], first)])
+        both = _term_mistakes([(terms[1:], shared), (terms[:1], first)])
         yield (3, first.order, shared.order), both.model_copy(update={"name": shared.name})
 
 
-def _of_terms(mistakes: Sequence[tuple[Sequence[LossTerm], Prediction]]) -> Diagnosis:
+def _term_mistakes(mistakes: Sequence[tuple[Sequence[LossTerm], Prediction]]) -> Diagnosis:
     """The diagnosis of mistakes, each in some terms."""
     return Diagnosis(
         name="_and_".join(dict.fromkeys(one.name for _, one in mistakes)),

@@ -155,9 +155,9 @@ def wrong_derivatives(
     """
     loss = Loss(objective=objective, tokens=tokens, weights=weights)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
-        found = [*_left_out(loss), *_of_other_tokens(loss)]
+        found = [*_left_out(loss), *_other_tokens(loss)]
         if placement is not None:
-            found += _of_other_scopes(loss, placement)
+            found += _other_scopes(loss, placement)
     for name, derivative in found:
         if np.isfinite(derivative).all():
             yield name, derivative, ()
@@ -179,14 +179,14 @@ def _left_out(loss: Loss) -> Iterator[Wrong]:
         yield name, loss.having(**{part: np.zeros(len(loss.tokens.mask))})
 
 
-def _of_other_tokens(loss: Loss) -> Iterator[Wrong]:
+def _other_tokens(loss: Loss) -> Iterator[Wrong]:
     """Yield what comes of looking at single or at masked tokens."""
     mask = loss.tokens.mask
     yield "ratios_of_tokens", loss.having(sequence=np.arange(len(mask)))
     yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(mask))
 
 
-def _of_other_scopes(loss: Loss, placement: TokenPlacement) -> Iterator[Wrong]:
+def _other_scopes(loss: Loss, placement: TokenPlacement) -> Iterator[Wrong]:
     """Yield what comes of looking at a part of a sequence or of the step alone."""
     tokens, cp_rank = loss.tokens, placement.cp_rank
     slices = tokens.sequence * (cp_rank.max() + 1) + cp_rank

@@ -114,7 +114,7 @@ COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
 """Number of significant bits and largest finite number of each dtype."""
 
 
-def of_all(context: StepContext, name: str, tokens: float, words: str) -> Prediction:
+def counting_all(context: StepContext, name: str, tokens: float, words: str) -> Prediction:
     """The prediction of a mistake that counts this many tokens in a step."""
     return counting(context, name, np.full(context.step.size, tokens), words=words)
 
@@ -194,7 +194,7 @@ def empty_micro_batches(context: StepContext) -> Iterator[Prediction]:
             f"{counted:g} tokens are counted: one more for each of {count} micro-batches without"
             " active ones"
         )
-        yield of_all(context, "empty_micro_batches_counted", counted, words)
+        yield counting_all(context, "empty_micro_batches_counted", counted, words)
 
 
 def off_by_the_same(context: StepContext) -> Iterator[Prediction]:
@@ -223,7 +223,7 @@ def off_by_one(context: StepContext) -> Iterator[Prediction]:
         counted = max(count + difference, 1.0)
         words = f"one {what} {sign} is counted than there is: {counted:g}"
         if of_tokens:
-            yield of_all(context, "count_off_by_one", counted, words)
+            yield counting_all(context, "count_off_by_one", counted, words)
         else:
             yield counting(context, "count_off_by_one", units=counted, words=words)
 
@@ -310,7 +310,7 @@ def clamped_shares(context: StepContext) -> Iterator[Prediction]:
     dp, tokens = context.layout.dp, int(context.counted.sum())
     if context.mode is Mode.TOKEN_MEAN and 0 < tokens < dp:
         words = f"each of {dp} ranks counts one token, as {tokens}/{dp} is less"
-        yield of_all(context, "shares_of_ranks_clamped", dp, words)
+        yield counting_all(context, "shares_of_ranks_clamped", dp, words)
 
 
 def rounded_shares(context: StepContext) -> Iterator[Prediction]:
