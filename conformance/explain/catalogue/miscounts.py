@@ -404,7 +404,7 @@ def _means_over_rows(context: StepContext, micro_batch: NDArray[np.int64]) -> It
         words = f"a micro-batch is divided by its rows times the longest {what}"
         yield counting(context, "padded_width_as_divisor", divisors, 1.0, words)
     for what, lengths in named.items():
-        packed = np.bincount(micro_batch, weights=lengths)[micro_batch] * several
+        packed = several * np.bincount(micro_batch, weights=lengths).astype(np.float64)[micro_batch]
         words = f"each micro-batch is divided by all tokens of its {what}s"
         yield counting(context, "packed_length_as_divisor", packed, 1.0, words)
 
@@ -426,7 +426,11 @@ def _divided_by(
     context: StepContext, widths: NDArray[np.int64], words: str
 ) -> Iterator[Prediction]:
     """Yield the mean over samples, and their sum, of what is divided by widths."""
-    name, words, divisors = "padded_width_as_divisor", f"the divisor is {words}", widths * 1.0
+    name, words, divisors = (
+        "padded_width_as_divisor",
+        f"the divisor is {words}",
+        widths.astype(np.float64),
+    )
     yield counting(context, name, divisors, words=words)
     summed = counting(context, name, divisors, 1.0, f"{words}, and samples are summed")
     yield replace(summed, together=("samples_not_averaged",))
