@@ -121,7 +121,7 @@ def _mistakes(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
 def _fact(fact: str, info: ValidationInfo) -> str:
     if info.context is None:
         return fact
-    from conformance.explain.conditions.steps import facts  # imports numpy
+    from conformance.explain.conditions.facts import facts  # imports numpy
 
     return _known(fact, facts())
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, Kind
-from conformance.explain.conditions.findings import LOGGED
+from conformance.explain.conditions.facts import LOGGED
 from conformance.explain.conditions.wording import OBJECTIVES, is_choice, said
 from conformance.explain.cover import Table, cover, explanation
 from conformance.explain.evidence import Evidence

@@ -15,7 +15,7 @@ from conformance.comparing import advised
 from conformance.comparing.behaviour import BehaviourChange, in_a_clause, said
 from conformance.comparing.cause_changes import Fate
 from conformance.comparing.refused import no_longer_refused
-from conformance.explain.conditions.findings import NEGATIVE
+from conformance.explain.conditions.facts import NEGATIVE
 from conformance.explain.conditions.wording import OBJECTIVES, counted
 from conformance.explain.reach import options
 from conformance.findings.badness import explain, failure
