@@ -136,11 +136,8 @@ def _of_samples_that_only_count(context: StepContext, unheld: NDArray[np.bool_])
     """The diagnosis of untrained samples whose tokens count and are not active."""
     samples = len(np.unique(context.sample[unheld]))
     words = "have no active token and were never trained, and all others are right for a step"
-    return Diagnosis(
-        name="samples_dropped",
-        explanation=f"{samples} of {context.step.size} samples {words} without these",
-        numbers={"samples": samples},
-    )
+    told = f"{samples} of {context.step.size} samples {words} without these"
+    return Diagnosis(name="samples_dropped", explanation=told, numbers={"samples": samples})
 
 
 def of_untrained(context: StepContext) -> Diagnosis | None:
@@ -156,14 +153,12 @@ def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[n
     step = context.step
     samples = ~np.isin(np.arange(step.size), context.sample[gone])
     tokens = samples[context.sample]
+    names = ("prompt_lengths", "response_lengths", "groups", "rollouts")
     smaller = replace(
         step,
-        prompt_lengths=step.prompt_lengths[samples],
-        response_lengths=step.response_lengths[samples],
+        **{name: getattr(step, name)[samples] for name in names},
         mask=step.mask[tokens],
         original_mask=None if step.original_mask is None else step.original_mask[tokens],
-        groups=step.groups[samples],
-        rollouts=step.rollouts[samples],
         rewards=None,
         token_names=None,
         sample_names=None,
@@ -206,28 +201,22 @@ def shares(context: StepContext) -> Iterator[Prediction]:
     yield from _divided_again(context)
     placement = context.placement
     if placement is not None:
-        for words, kept in (
-            ("last", placement.micro_batch == placement.micro_batches - 1),
-            ("first", placement.micro_batch == 0),
-        ):
-            yield Prediction(
-                name="micro_batches_lost",
-                words=f"it is that of the {words} micro-batch of each rank",
-                weights=np.where(kept, context.expected, 0),
-            )
+        last = placement.micro_batch == placement.micro_batches - 1
+        for which, kept in (("last", last), ("first", placement.micro_batch == 0)):
+            words = f"it is that of the {which} micro-batch of each rank"
+            weights = np.where(kept, context.expected, 0)
+            yield Prediction(name="micro_batches_lost", words=words, weights=weights)
 
 
 def _divided_again(context: StepContext) -> Iterator[Prediction]:
     """Yield the weights of one rank if each micro-batch divides all gradients since the first."""
     for name, words, kept in _shares(context):
         if name == OVER_DP:
-            assert context.placement is not None
-            later = context.placement.micro_batches - 1 - context.placement.micro_batch
-            yield Prediction(
-                name=name,
-                words=f"{words}, and each micro-batch divided earlier ones by dp once more",
-                weights=np.where(kept, context.expected / float(context.layout.dp) ** later, 0),
-            )
+            placement, dp = context.known_placement, float(context.layout.dp)
+            later = placement.micro_batches - 1 - placement.micro_batch
+            again = f"{words}, and each micro-batch divided earlier ones by dp once more"
+            weights = np.where(kept, context.expected / dp**later, 0)
+            yield Prediction(name=name, words=again, weights=weights)
 
 
 def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:

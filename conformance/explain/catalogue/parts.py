@@ -177,12 +177,12 @@ def averaged_shares(context: StepContext) -> Iterator[Prediction]:
     whole = rows.most_micro_batches + (Option.PARTIAL_WINDOW in context.layout.options)
     windows = context.step.size // context.layout.dp // whole
     if not isinstance(context.layout.micro_batches, int) and windows > 1:
-        yield Prediction(
-            name="windows_counted_by_samples",
-            words=f"the sum is divided by {windows}, as many optimizer steps as"
-            f" {context.step.size} samples would make in micro-batches of one",
-            weights=context.expected / windows,
+        words = (
+            f"the sum is divided by {windows}, as many optimizer steps as {context.step.size}"
+            " samples would make in micro-batches of one"
         )
+        weights = context.expected / windows
+        yield Prediction(name="windows_counted_by_samples", words=words, weights=weights)
     averaged = context.layout.dp * context.layout.cp * rows.most_micro_batches
     if averaged > 1:
         yield Prediction(name="shares_of_all_ranks_averaged", weights=context.expected / averaged)
@@ -334,10 +334,8 @@ def carried_over(context: StepContext) -> Iterator[Prediction]:
     if context.mode in (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN) and counted[:size].any():
         in_time = placement.micro_batch < placement.micro_batches - 1
         before = (context.sample < size) * counted.sum() / counted[:size].sum()
-        yield Prediction(
-            name="micro_batches_carried_over",
-            weights=context.expected * (in_time + before),
-        )
+        weights = context.expected * (in_time + before)
+        yield Prediction(name="micro_batches_carried_over", weights=weights)
 
 
 def _tokens_held(
