@@ -175,7 +175,7 @@ def _of_parts(estimate: Estimate, part: NDArray[np.int64]) -> Values:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Rows:
+class _ValueRows:
     """Samples as rows of one width, in which responses start at a place each, [N]."""
 
     estimate: Estimate
@@ -226,7 +226,7 @@ def values_of_others(
             yield "values_of_other_samples", estimate.of(rows.raw(donors)), together
 
 
-def _rows(estimate: Estimate, placement: BatchPlacement) -> Iterator[_Rows]:
+def _rows(estimate: Estimate, placement: BatchPlacement) -> Iterator[_ValueRows]:
     """Yield the rows that samples may be in; none if the estimator skips masked tokens.
 
     It then has no value of what is behind a sample.
@@ -236,10 +236,10 @@ def _rows(estimate: Estimate, placement: BatchPlacement) -> Iterator[_Rows]:
     samples = len(estimate.rollouts.rewards)
     responses = np.bincount(estimate.rollouts.sample, minlength=samples)
     for (starts, width), reads_padding in product(placement.rows(responses), (False, True)):
-        yield _Rows(estimate=estimate, starts=starts, width=width, reads_padding=reads_padding)
+        yield _ValueRows(estimate=estimate, starts=starts, width=width, reads_padding=reads_padding)
 
 
-def _donors(rows: _Rows, observed: Values) -> Samples:
+def _donors(rows: _ValueRows, observed: Values) -> Samples:
     """The sample whose values fit a sample's advantages best, for each, itself if any does: [N]."""
     sample, seen = rows.estimate.rollouts.sample, np.isfinite(observed)
     samples = len(rows.estimate.rollouts.rewards)
