@@ -46,7 +46,13 @@ def _slugs(of: Callable[[CheckSpec], bool]) -> frozenset[str]:
     return frozenset(spec.slug for spec in ALL_SPECS if of(spec))
 
 
-LOGGED = _slugs(lambda spec: spec.metric is not None or spec.is_logged)
+def _is_logged(spec: CheckSpec) -> bool:
+    """Whether logged numbers are compared, except rewards beside the advantages of kept samples."""
+    is_of_advantages = spec.check is Check.REJECTION and spec.objective in FROM_REWARDS
+    return spec.is_logged or (spec.metric is not None and not is_of_advantages)
+
+
+LOGGED = _slugs(_is_logged)
 RATIOS_OF_1 = _slugs(lambda spec: spec.objective not in OFF_POLICY)
 OF_COMPARED_REWARDS = _slugs(lambda spec: spec.objective in OF_GROUPS)
 OF_RETURNS = _slugs(lambda spec: spec.objective in FROM_REWARDS) - OF_COMPARED_REWARDS
