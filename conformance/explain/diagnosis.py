@@ -1,8 +1,8 @@
 """Names the mistake that explains a mismatch.
 
 The first known mistake that predicts the observation is the diagnosis; others that fit as well are
-named with it. Weights that no mistake gives are unexplained, and the diagnosis describes their
-ratios to the expected ones.
+named with it: both are read from the choices that `engine` found. Weights that no mistake gives are
+unexplained, and the diagnosis describes their ratios to the expected ones.
 """
 
 from __future__ import annotations
