@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Generator, Iterable, Iterator
 
-    from conformance.explain.groups import FindingFilter
+    from conformance.findings.groups import FindingFilter
     from conformance.runs.registry import Entry
     from conformance.runs.versions.history import Row
     from conformance.runs.versions.review import Ran, Review
@@ -342,7 +342,7 @@ def expect(options: argparse.Namespace) -> Iterator[str]:
 def issue(options: argparse.Namespace) -> Iterator[str]:
     """Yields a cause as a bug report."""
     from conformance.comparing.report_file import load_reliable
-    from conformance.explain.groups import find_cause
+    from conformance.findings.groups import find_cause
     from conformance.views import issue as view
 
     report = load_reliable(options.report)
@@ -360,7 +360,7 @@ def convert(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _filter(options: argparse.Namespace) -> FindingFilter:
-    from conformance.explain.groups import FindingFilter
+    from conformance.findings.groups import FindingFilter
 
     return FindingFilter(verdicts=options.verdicts, modes=options.modes, checks=options.checks)
 

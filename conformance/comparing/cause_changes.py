@@ -12,8 +12,8 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.comparing.diff import difference
-from conformance.explain.groups import shared_causes
 from conformance.findings.cause import UNEXPLAINED, Severity
+from conformance.findings.groups import shared_causes
 from conformance.findings.report import Summary
 from conformance.findings.verdict import Verdict
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from conformance.comparing.diff import Difference
-    from conformance.explain.groups import SharedCause
     from conformance.findings.cause import Cause, SuspectedLine
     from conformance.findings.finding import Finding
+    from conformance.findings.groups import SharedCause
     from conformance.findings.report import Report
 
 

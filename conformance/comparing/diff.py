@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from conformance.explain.groups import FindingFilter
     from conformance.findings.finding import Finding
+    from conformance.findings.groups import FindingFilter
     from conformance.findings.report import Report, Request
     from conformance.plan.matrix import AnyMatrixCell
 

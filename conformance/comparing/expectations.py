@@ -72,11 +72,11 @@ from pydantic import (
     model_validator,
 )
 
-from conformance.explain.groups import finding_groups
 from conformance.findings.badness import failure
 from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.errors import InvalidExpectationsError
 from conformance.findings.finding import FrozenModel, first_problem
+from conformance.findings.groups import finding_groups
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
 
@@ -122,7 +122,7 @@ def _mistakes(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
 def _fact(fact: str, info: ValidationInfo) -> str:
     if info.context is None:
         return fact
-    from conformance.explain.conditions.steps import facts  # imports numpy
+    from conformance.explain.conditions.facts import facts  # imports numpy
 
     return _known(fact, facts())
 

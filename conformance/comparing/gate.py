@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from conformance.comparing.diff import Change, ChangeKind, FindingsByKey, difference, key
-from conformance.explain.conditions.findings import of_finding
+from conformance.explain.conditions.facts import of_finding
 from conformance.findings.badness import explain, failure
 from conformance.findings.cause import Severity
 from conformance.findings.verdict import UNJUDGED, WRONG, Verdict

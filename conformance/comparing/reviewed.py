@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from conformance.comparing.cause_changes import Fate, cause_changes
 from conformance.comparing.diff import Change, ChangeKind, Difference, difference
 from conformance.comparing.gate import Comparing, Expecting, Outcome, Strict
-from conformance.explain.groups import finding_groups
 from conformance.findings.cause import UNEXPLAINED, Severity
+from conformance.findings.groups import finding_groups
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from conformance.comparing.cause_changes import CauseChange
     from conformance.comparing.expectations import Expectations
-    from conformance.explain.groups import FindingGroup
     from conformance.findings.finding import Finding
+    from conformance.findings.groups import FindingGroup
     from conformance.findings.report import Report
 
 BASE = Path("base")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, Kind
-from conformance.explain.conditions.findings import METRIC_CHECKS
+from conformance.explain.conditions.facts import LOGGED
 from conformance.explain.conditions.wording import OBJECTIVES, is_choice, said
 from conformance.explain.cover import Table, cover, explanation
 from conformance.explain.evidence import Evidence
@@ -347,5 +347,5 @@ def _severity(finding: Finding) -> Severity:
         return Severity.ACCEPTED
     if finding.verdict is not Verdict.MISMATCH:
         return Severity.NOT_TRAINED
-    is_logged = finding.identity.slug.startswith(METRIC_CHECKS)
+    is_logged = finding.identity.slug in LOGGED
     return Severity.LOGGED if is_logged else Severity.GRADIENT

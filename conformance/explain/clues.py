@@ -11,7 +11,7 @@ import numpy as np
 from adapters.contract.objective import Metric
 from conformance.explain.catalogue.missing_tokens import of_untrained
 from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES
-from conformance.explain.conditions.steps import of_context, of_steps
+from conformance.explain.conditions.facts import of_context, of_steps
 from conformance.explain.diagnosis import read_off
 from conformance.explain.engine import Explained
 from conformance.findings.cause import Clues, TermMistake

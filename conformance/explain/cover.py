@@ -15,7 +15,7 @@ from operator import and_
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.explain.catalogue.mistake import MISTAKES, Kind, commonness
-from conformance.explain.conditions.findings import NARROWING, NEGATIVE, of_finding, plainness
+from conformance.explain.conditions.facts import NARROWING, NEGATIVE, of_finding, plainness
 from conformance.findings.verdict import Check, Verdict
 
 if TYPE_CHECKING:

@@ -1,21 +1,21 @@
 """Names the mistake that explains a mismatch.
 
 The first known mistake that predicts the observation is the diagnosis; others that fit as well are
-named with it. Weights that no mistake gives are unexplained, and the diagnosis describes their
-ratios to the expected ones.
+named with it: both are read from the choices that `engine` found. Weights that no mistake gives are
+unexplained, and the diagnosis describes their ratios to the expected ones.
 """
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from conformance.explain.catalogue import missing_tokens
 from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, doubt
-from conformance.explain.engine import Explained
 from conformance.explain.measurement import ObservedWeights
 from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.finding import ALTERNATIVES, Diagnosis
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
     from conformance.explain.catalogue.mistake import Prediction
+    from conformance.explain.engine import Explained
     from conformance.explain.measurement import Measurement
 
 
@@ -41,10 +42,8 @@ OF_A_MEAN = (Kind.FILLED, Kind.UNREDUCED, Kind.READ_OFF)
 
 def diagnose(explained: Explained) -> Diagnosis:
     """Name the mistake that explains what was observed; ``unexplained`` if none does."""
-    measurement = explained.measurement
-    if len(measurement.terms) > 1:
-        return _of_several(explained)
-    return _of_tokens(explained) if measurement.is_per_token else _of_sum(explained)
+    is_one = len(explained.measurement.terms) == 1
+    return _term_diagnosis(explained, 0) if is_one else _of_several(explained)
 
 
 def read_off(explained: Explained) -> list[str]:
@@ -53,7 +52,7 @@ def read_off(explained: Explained) -> list[str]:
     if not measurement.is_per_token:
         return [] if np.isfinite(measurement.observed).all() else ["not_finite"]
     weights = ObservedWeights(measurement)
-    if (whole := _of_whole_step(weights, explained)) is not None:
+    if (whole := _of_whole_step(weights, _alone(explained, 0))) is not None:
         return [whole.name]
     counted = _count(weights)
     return [one.name for one in (*_lost(weights), *([counted] if counted is not None else []))]
@@ -77,9 +76,17 @@ def _first(explanations: list[Diagnosis]) -> Diagnosis:
     )
 
 
-def _of_sum(explained: Explained) -> Diagnosis:
+def _term_diagnosis(explained: Explained, place: int) -> Diagnosis:
+    """The diagnosis of one term if all others are right."""
+    measurement, known = explained.measurement, _alone(explained, place)
+    alone = measurement.of_term(measurement.terms[place])
+    if not measurement.is_per_token:
+        return _of_sum(alone, known)
+    return _of_tokens(ObservedWeights(alone, explained.elsewhere), known)
+
+
+def _of_sum(measurement: Measurement, known: Iterable[Prediction]) -> Diagnosis:
     """The diagnosis of a logged number of one term."""
-    measurement = explained.measurement
     [term], reported = measurement.terms, float(measurement.observed[0])
     if not math.isfinite(reported):
         logged = f"{reported} is reported"
@@ -93,28 +100,31 @@ def _of_sum(explained: Explained) -> Diagnosis:
     numbers = {"reported": reported, "expected": term.expected}
     explanations = [
         Diagnosis(name=one.name, explanation=f"{words}: {one.says}", numbers=numbers | one.sizes)
-        for one in _alone(explained)
+        for one in known
         if one.kind is not Kind.ABSENT
     ]
     name = UNEXPLAINED if reported else "nothing_reported"
     return _first(explanations or [Diagnosis(name=name, explanation=words, numbers=numbers)])
 
 
-def _alone(explained: Explained) -> list[Prediction]:
-    """The predictions that explain a measurement of a single term, the most plausible first."""
-    found = [one for [of_term] in explained.choices for one in of_term]
-    return sorted(found, key=lambda one: one.order)
+def _alone(explained: Explained, place: int) -> list[Prediction]:
+    """The predictions for one term that explain everything, the most plausible first."""
+    found = [
+        one
+        for choice in explained.choices
+        if not any(choice[:place]) and not any(choice[place + 1 :])
+        for one in choice[place]
+    ]
+    return sorted(found, key=_order)
 
 
-def _of_tokens(explained: Explained) -> Diagnosis:
+def _of_tokens(weights: ObservedWeights, known: Sequence[Prediction]) -> Diagnosis:
     """The diagnosis of the weights of one term.
 
     A wrong derivative comes first: tokens that have none seem to be lost.
     """
-    weights = ObservedWeights(explained.measurement, explained.elsewhere)
-    if (whole := _of_whole_step(weights, explained)) is not None:
+    if (whole := _of_whole_step(weights, known)) is not None:
         return whole
-    known = _alone(explained)
     explanations = [
         *(_plain(one) for one in known if one.factors is not None),
         *_lost(weights),
@@ -149,7 +159,7 @@ def _named(weights: ObservedWeights, one: Prediction) -> Diagnosis:
     return Diagnosis(name=one.name, explanation=words, numbers=numbers)
 
 
-def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis | None:
+def _of_whole_step(weights: ObservedWeights, known: Sequence[Prediction]) -> Diagnosis | None:
     """Diagnoses that come first: a skipped step, numbers that are not finite, dropped samples."""
     if weights.context.is_skipped:
         lost = int(weights.context.step.mask.sum())
@@ -167,7 +177,7 @@ def _of_whole_step(weights: ObservedWeights, explained: Explained) -> Diagnosis 
     if not (weighed := int(np.count_nonzero(inactive))):
         return None
     name, words = INACTIVE, f"{weighed} masked tokens have a weight"
-    if known := _alone(explained):
+    if known:
         name, words = known[0].name, f"{known[0].says}: {words}"
     numbers = {"tokens": weighed, "largest": float(np.abs(inactive).max())}
     return Diagnosis(name=name, explanation=words, numbers=numbers)
@@ -267,9 +277,7 @@ def _of_several(explained: Explained) -> Diagnosis:
         wrong = [pair for pair in zip(measurement.terms, choice, strict=True) if pair[1]]
         if len(wrong) == 1 and any(one.kind is Kind.ABSENT for one in wrong[0][1]):
             return _absent(wrong[0][0].metric, measurement)
-    of_terms = [
-        (term, diagnose(Explained(measurement.of_term(term)))) for term in measurement.terms
-    ]
+    of_terms = [(term, _term_diagnosis(explained, n)) for n, term in enumerate(measurement.terms)]
     possible = [one for one in of_terms if not _is_of_others(*one, measurement)] or of_terms
     alone = likeliest((term.metric, diagnosis) for term, diagnosis in possible)
     # What another term has at tokens that one term masks seems to be that term's.
@@ -302,7 +310,7 @@ def _lost_in_all(measurement: Measurement) -> Diagnosis | None:
     off = np.abs(measurement.observed - np.where(gone, 0, measurement.expected))
     if (off > measurement.tolerance * measurement.magnitude).any():
         return None
-    return next(missing_tokens.of_lost_tokens(measurement.context, gone, active), None)
+    return next(missing_tokens.of_lost_tokens(measurement.terms[0], gone, active), None)
 
 
 def _shared(explained: Explained) -> Diagnosis | None:
@@ -313,72 +321,62 @@ def _shared(explained: Explained) -> Diagnosis | None:
     loss shares the mistake of those that are wrong, or has one of its own besides.
     """
     terms = explained.measurement.terms
-    found = [
-        candidate
-        for choice in explained.choices
-        for candidate in (_shared_by_others(terms, choice), *_of_each(terms, choice))
-        if candidate is not None
-    ]
+    found = chain.from_iterable(_shared_in(terms, choice) for choice in explained.choices)
     best = min(found, key=lambda one: one[0], default=None)
     return None if best is None else best[1]
 
 
-Ranked = tuple[tuple[int, ...], Diagnosis]
-"""A diagnosis after a sort key of its plausibility."""
-
-
-def _shared_by_others(
+def _shared_in(
     terms: Sequence[LossTerm], choice: Sequence[Sequence[Prediction]]
-) -> Ranked | None:
-    """The mistakes that all auxiliary terms share, and the policy loss's own if it has one."""
+) -> Iterator[tuple[tuple[int, ...], Diagnosis]]:
+    """Yield diagnoses of a choice of mistakes for the policy loss and each auxiliary term.
+
+    Each comes after a sort key, the most plausible one first.
+    """
     own, *of_others = choice
     shared = _common(of_others)
-    if shared is None:
-        return None
-    words = f"{' and '.join(term.metric for term in terms[1:])}: {shared.says}"
-    if not own:
-        return (0, shared.order), Diagnosis(name=shared.name, explanation=words)
-    mistaken = [one for one in own if not _is_lost(one) and one.factors is None]
-    if not mistaken:
-        return None
-    first = min(mistaken, key=lambda one: one.order)
-    words = f"{words}; {terms[0].metric}: {first.says}"
-    return (3, first.order, shared.order), Diagnosis(name=shared.name, explanation=words)
-
-
-def _of_each(terms: Sequence[LossTerm], choice: Sequence[Sequence[Prediction]]) -> Iterator[Ranked]:
-    """Yield a mistake of each auxiliary term, or of the policy loss and some of them."""
-    _, *others = terms
-    own, *of_others = choice
+    if shared is not None and not own:
+        yield (0, shared.order), _term_mistakes([(terms[1:], shared)])
     averaged = [[one for one in found if one.kind in OF_A_MEAN] for found in of_others]
     if not own and all(averaged):
-        firsts = [min(found, key=lambda one: one.order) for found in averaged]
-        yield (
-            (1, *(one.order for one in firsts)),
-            Diagnosis(
-                name="_and_".join(dict.fromkeys(one.name for one in firsts)),
-                explanation="; ".join(
-                    f"{term.metric}: {one.says}" for term, one in zip(others, firsts, strict=True)
-                ),
-            ),
-        )
-    sharing = [pair for pair in zip(terms, choice, strict=True) if pair[1]]
-    if own and 1 < len(sharing) < len(terms):
-        shared = _common([found for _, found in sharing])
-        if shared is not None:
-            words = f"{' and '.join(term.metric for term, _ in sharing)}: {shared.says}"
-            yield (2, shared.order), Diagnosis(name=shared.name, explanation=words)
+        firsts = [min(found, key=_order) for found in averaged]
+        parts = [([term], one) for term, one in zip(terms[1:], firsts, strict=True)]
+        yield (1, *map(_order, firsts)), _term_mistakes(parts)
+    wrong = [pair for pair in zip(terms, choice, strict=True) if pair[1]]
+    if own and 1 < len(wrong) < len(terms):
+        common = _common([found for _, found in wrong])
+        if common is not None:
+            yield (2, common.order), _term_mistakes([([term for term, _ in wrong], common)])
+    mistaken = [one for one in own if not _is_lost(one) and one.factors is None]
+    if shared is not None and mistaken:
+        first = min(mistaken, key=_order)
+        both = _term_mistakes([(terms[1:], shared), (terms[:1], first)])
+        yield (3, first.order, shared.order), both.model_copy(update={"name": shared.name})
+
+
+def _term_mistakes(mistakes: Sequence[tuple[Sequence[LossTerm], Prediction]]) -> Diagnosis:
+    """The diagnosis of mistakes, each in some terms."""
+    return Diagnosis(
+        name="_and_".join(dict.fromkeys(one.name for _, one in mistakes)),
+        explanation="; ".join(
+            f"{' and '.join(term.metric for term in terms)}: {one.says}" for terms, one in mistakes
+        ),
+    )
 
 
 def _common(of_terms: Sequence[Sequence[Prediction]]) -> Prediction | None:
     """The most plausible mistake of the first of some terms that all of them have."""
     first, *others = of_terms
     known = [{(one.name, one.says) for one in found} for found in others]
-    shared = [
+    shared = (
         one
         for one in first
         if not _is_lost(one)
         and one.kind is not Kind.LOGGED
         and all((one.name, one.says) in names for names in known)
-    ]
-    return min(shared, key=lambda one: one.order, default=None)
+    )
+    return min(shared, key=_order, default=None)
+
+
+def _order(one: Prediction) -> int:
+    return one.order

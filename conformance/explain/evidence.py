@@ -10,7 +10,7 @@ from functools import reduce
 from operator import or_
 from typing import TYPE_CHECKING
 
-from conformance.explain.conditions.steps import FACTS_OF_STEPS, OF_BATCHES, OF_CUTS, OF_JOBS
+from conformance.explain.conditions.facts import FACTS_OF_STEPS, OF_BATCHES, OF_CUTS, OF_JOBS
 from conformance.explain.conditions.wording import is_choice, options_of
 from reference.aggregation import Mode
 

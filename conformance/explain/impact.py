@@ -22,7 +22,7 @@ from conformance.expected.step_context import StepContext
 from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.explain.catalogue.predictions import predictions, predictions_of_factors
-from conformance.explain.conditions.steps import FACTS_OF_STEPS, of_context
+from conformance.explain.conditions.facts import FACTS_OF_STEPS, of_context
 from conformance.findings.agreement import direction
 from conformance.findings.cause import SAME_DIRECTION, Impact, Range, Severity
 from conformance.findings.finding import PRODUCTION

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.objective import Metric
 from conformance.explain.causes import is_worst
-from conformance.explain.conditions.findings import of_finding
-from conformance.explain.conditions.steps import of_cut_in_order, of_steps
+from conformance.explain.conditions.facts import of_cut_in_order, of_finding, of_steps
 from conformance.explain.reach import options
 from conformance.findings.cause import Severity
 from conformance.findings.finding import Finding

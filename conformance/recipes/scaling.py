@@ -19,7 +19,7 @@ from adapters.contract.objective import (
 )
 from adapters.contract.recipe import MASKED_END
 from conformance.corpus.cases import ALL_CASES
-from conformance.explain.conditions.steps import ends_masked, of_steps
+from conformance.explain.conditions.facts import ends_masked, of_steps
 from conformance.findings.errors import InvalidRecipeError
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS, LAWFUL, CheckSpec

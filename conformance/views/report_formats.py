@@ -14,9 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from conformance.comparing.known import known
-from conformance.explain.groups import advice_groups, finding_groups
 from conformance.findings.badness import explain, failure
 from conformance.findings.finding import GENERATED
+from conformance.findings.groups import advice_groups, finding_groups
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.options import command
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from conformance.explain.groups import FindingGroup
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
+    from conformance.findings.groups import FindingGroup
     from conformance.findings.report import Report
     from reference.aggregation import Mode
 

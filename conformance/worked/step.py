@@ -24,9 +24,9 @@ from conformance.expected import loss_terms
 from conformance.expected.step_context import StepContext
 from conformance.expected.term import LossTerm
 from conformance.explain.causes import causes, is_worst
-from conformance.explain.groups import FindingGroup
 from conformance.explain.reach import MASKED_ROW, MASKED_SAMPLE, RARE, rare_of
 from conformance.findings.cause import EMPTY_SAMPLE, Severity
+from conformance.findings.groups import FindingGroup
 from conformance.findings.verdict import Check
 from conformance.plan.checks import CHECK_SPECS
 from conformance.worked.factors import denominators, formula

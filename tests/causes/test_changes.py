@@ -8,8 +8,8 @@ import pytest
 from conformance.comparing.cause_changes import cause_changes
 from conformance.comparing.diff import difference, load_difference
 from conformance.comparing.report_file import write
-from conformance.explain.groups import FindingFilter, shared_causes
 from conformance.findings.cause import Severity
+from conformance.findings.groups import FindingFilter, shared_causes
 from conformance.findings.report import Report
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.versions import diff_formats

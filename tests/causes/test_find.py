@@ -13,8 +13,7 @@ from conformance.corpus.cases import CORPUS, REJECTION
 from conformance.explain.catalogue.mistake import commonness
 from conformance.explain.causes import causes, with_traces
 from conformance.explain.conditions import wording
-from conformance.explain.conditions.findings import of_finding
-from conformance.explain.conditions.steps import facts, of_steps
+from conformance.explain.conditions.facts import facts, of_finding, of_steps
 from conformance.explain.reach import RARE
 from conformance.findings.cause import (
     EMPTY_SAMPLE,

@@ -18,10 +18,9 @@ from conformance.corpus.case import Case
 from conformance.corpus.cases import CORPUS
 from conformance.corpus.rollouts import ROLLOUTS
 from conformance.expected.advantages import BatchPlacement, Estimate
-from conformance.explain.catalogue.advantages import wrong_advantages
+from conformance.explain.catalogue.advantages import values_of_others, wrong_advantages
 from conformance.explain.catalogue.groups import ANSWERS, wrong_groups
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
-from conformance.explain.catalogue.values_of_others import values_of_others
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
 from conformance.judging.weights import Judgement
@@ -53,7 +52,6 @@ STEPS = tuple(
 """Masks with holes; groups that are split over ranks: as two optimizer steps of one batch."""
 
 OF_IRREGULAR = {
-    "equal_rewards_divided",
     "groups_cut_into_runs",
     "groups_of_a_fixed_size",
     "missing_siblings_counted",

@@ -158,15 +158,6 @@ def test_ratios_of_slices_are_of_one_rank_each() -> None:
     assert "one ratio per context-parallel slice" in diagnosis.explanation
 
 
-def test_token_that_is_divided_by_nothing_weighs_nothing() -> None:
-    """Two tokens on three ranks: 3 · (2 // 3)."""
-    step = step_of([1, 1])
-    diagnosis = Given(steps=(step,), layout=Layout(dp=3)).diagnosis(np.zeros(2))
-
-    assert diagnosis.name == "term_without_gradient"
-    assert diagnosis.also == ["integer_division"]
-
-
 def test_ratios_are_the_same_within_the_bound() -> None:
     """One of weights that are ten thousand times as large as they should be is a little off."""
     bound = weight_bound("float32")

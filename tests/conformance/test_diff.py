@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from adapters.contract import Depth, Layout
 from conformance.comparing.diff import Change, ChangeKind, Difference, difference, load_difference
 from conformance.comparing.report_file import write
-from conformance.explain.groups import FindingFilter
 from conformance.findings.errors import NothingToCompareError
 from conformance.findings.finding import GENERATED, Finding
+from conformance.findings.groups import FindingFilter
 from conformance.findings.report import Header, Report
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.versions.diff_formats import (

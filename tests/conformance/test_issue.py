@@ -13,9 +13,9 @@ import pytest
 from adapters.contract.objective import FROM_REWARDS, OFF_POLICY
 from conformance import cli
 from conformance.comparing.report_file import load, write
-from conformance.explain.groups import find_cause
 from conformance.findings.errors import AmbiguousCauseError, UnknownCauseError
 from conformance.findings.finding import Diagnosis, Finding, Picture, PicturedSample, Run
+from conformance.findings.groups import find_cause
 from conformance.findings.report import Report, Request
 from conformance.findings.verdict import Verdict
 from conformance.views import issue

@@ -230,9 +230,6 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         ),
         # Ten tokens and one of the empty sample.
         (SAMPLE, "weights_of_token_mean_counting_empty_samples", [[11.0] * 10]),
-        # 5 samples · (10 // 5) tokens, 2 ranks · (10 // 2).
-        (TOKEN, "integer_division", [[10.0] * 10, [10.0] * 10]),
-        (PROMPT, "integer_division", [of_samples(6, 6, 12, 9), of_samples(6, 6, 12, 6)]),
         # Micro-batches of 7, 3, 8 and 4 tokens with prompts: two ranks count 3, 1, 4 and 2 each.
         (SLICES, "cp_shares_rounded_down", [[10 * 20 / 22] * 10]),
         (PROMPT, "runs_counted_as_prompts", [of_samples(9, 9, 12, 9)]),

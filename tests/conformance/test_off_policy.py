@@ -194,6 +194,18 @@ def test_tokens_that_are_lost_are_not_those_that_are_clipped() -> None:
     assert judgement.diagnosis.name == "samples_lost"
 
 
+def test_tokens_that_are_clipped_whatever_the_rule_are_not_lost() -> None:
+    """Tokens of either sign of advantage are clipped on both sides."""
+    tokens = ProbedBatch((STEP,), Objective.OFF_POLICY).policy_tokens
+    of_other_sign = policy_losses.ppo(replace(tokens, advantages=-tokens.advantages), CONSTANTS)
+    gradient = np.where(of_other_sign == 0, 0, right(Objective.OFF_POLICY))
+
+    judgement = judged(job(Objective.OFF_POLICY), gradient)
+
+    assert judgement.diagnosis.name == "tokens_clipped"
+    assert judgement.diagnosis.also == ["tokens_lost"]
+
+
 def test_padding_has_no_policy() -> None:
     tokens = ProbedBatch((STEP,), Objective.TIS_SEQUENCE).policy_tokens
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from conformance.explain.catalogue.mistake import MISTAKES
-from conformance.explain.groups import finding_groups
 from conformance.findings.badness import LEGEND
 from conformance.findings.finding import Finding, Logged, Picture, PicturedSample, Run
+from conformance.findings.groups import finding_groups
 from conformance.findings.report import Report
 from conformance.findings.verdict import Check, Verdict
 from conformance.runs.options import command

@@ -23,7 +23,7 @@ from adapters.contract.recipe import (
 from adapters.skyrl import ENGINES
 from conformance import cli
 from conformance.comparing.expectations import Expectations, KnownMistake
-from conformance.explain.conditions.steps import OF_JOBS, OF_STEPS
+from conformance.explain.conditions.facts import OF_JOBS, OF_STEPS
 from conformance.findings.cause import Severity
 from conformance.findings.errors import InvalidRecipeError
 from conformance.recipes import scaling, words

@@ -12,9 +12,9 @@ import pytest
 
 from conformance import cli
 from conformance.comparing.report_file import load, write
-from conformance.explain.groups import FindingFilter, finding_groups
 from conformance.findings.cause import Clues
 from conformance.findings.finding import Diagnosis, Finding
+from conformance.findings.groups import FindingFilter, finding_groups
 from conformance.findings.verdict import Check, Verdict
 from conformance.views.report_formats import as_text
 from reference.aggregation import Mode

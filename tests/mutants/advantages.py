@@ -79,17 +79,6 @@ class TeacherForgotten(
     """The teacher's log-probabilities do not reach the function that computes advantages."""
 
 
-class _FromTeacher(NativeEstimator):
-    def distilled(self, advantages: torch.Tensor, sample: SampleTensors) -> torch.Tensor:
-        return 2 * advantages - super().distilled(advantages, sample)
-
-
-class DistilledAway(
-    FromRewards, diagnosis="divergence_added", of="distilled", estimator=_FromTeacher
-):
-    """The student's log-probability minus the teacher's is added."""
-
-
 class _OfPopulation(NativeEstimator):
     def spread(self, rewards: torch.Tensor) -> float:
         return float(rewards.std(correction=0))

@@ -6,10 +6,9 @@ from itertools import chain, zip_longest
 import numpy as np
 import torch
 
-from adapters.contract.objective import CONSTANTS
 from adapters.native import losses
 from adapters.native.corrections import assign_corrections
-from adapters.native.packing import Packed, SampleTensors
+from adapters.native.packing import SampleTensors
 from tests.mutants.mutant import Mutant
 from tests.mutants.off_policy import OffPolicy
 
@@ -128,17 +127,6 @@ class NormalisedPerMicroBatchOfAllRanks(
         return sorted(found, key=lambda sample: int(sample.ids[0]))
 
 
-class VariationInsteadOfDivergence(
-    OffPolicy, diagnosis="other_divergence", check="off_policy.dppo_kl"
-):
-    """The kind of divergence is ignored, and its bounds are those of another."""
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        moved = torch.exp(log_probs.detach()) - torch.exp(packed.old_log_probs)
-        bounds = CONSTANTS.divergence_low, CONSTANTS.divergence_high
-        return losses.trusted(log_probs, moved.abs(), *bounds, packed)
-
-
 class ImportanceSamplingClipped(
     OffPolicy,
     diagnosis="option_ignored",
@@ -146,35 +134,3 @@ class ImportanceSamplingClipped(
     wrong=lambda self, log_probs, packed: losses.ppo(log_probs, packed, self.sequence_sum),
 ):
     """The loss without clipping falls through to PPO's."""
-
-
-class OfRollouts(OffPolicy, check="off_policy.outlier_masked"):
-    """PPO's losses with a wrong correction by the ratio to the rollout policy."""
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        ratios = torch.exp(packed.old_log_probs - packed.rollout_log_probs)
-        right = losses.ppo(log_probs, packed, self.sequence_sum)
-        return right * self.factor(ratios, packed)
-
-    def factor(self, ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The factor of losses, given ratios of the old to the rollout policy."""
-        raise NotImplementedError
-
-
-class MaskInverted(OfRollouts, diagnosis="mask_inverted", check="off_policy.outlier_masked"):
-    """The mask of tokens to drop is used as the mask of tokens to keep."""
-
-    def factor(self, ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        outliers = losses.is_outlier(ratios.log())
-        return self.sequence_sum(outliers.float(), packed) > 0
-
-
-class FallenSequencesDropped(
-    OfRollouts, diagnosis="clipped_on_both_sides", check="off_policy.opsm"
-):
-    """Off-policy sequences are dropped, whatever their advantage."""
-
-    def factor(self, ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        fallen = packed.old_log_probs - packed.log_probs
-        tokens = self.sequence_sum(torch.ones_like(ratios), packed).clamp(min=1)
-        return self.sequence_sum(fallen, packed) / tokens <= CONSTANTS.sequence_divergence

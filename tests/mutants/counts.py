@@ -394,14 +394,6 @@ class CountedInFloat32(Counting, diagnosis="counted_in_float32", modes=TOKEN):
         return [float(counter)] * len(samples)
 
 
-class IntegerDivision(Counting, diagnosis="integer_division", modes=TOKEN):
-    """Tokens per sample, `//`, times samples: the remainder is not counted."""
-
-    def counted(self, samples: list[SampleTensors]) -> list[float]:
-        tokens = sum(sample.tokens for sample in samples)
-        return [float(max(len(samples) * (tokens // len(samples)), 1))] * len(samples)
-
-
 class SharesOfRanksClamped(Counting, diagnosis="shares_of_ranks_clamped", modes=TOKEN):
     """A rank's share of the tokens is clamped to 1, instead of their total (Liger-Kernel 0.8.5)."""
 

@@ -40,23 +40,7 @@ class ValuesNotClipped(
 
 class ValuesOnlyBounded(
     WrongCritic,
-    diagnosis="clipped_on_both_sides",
+    diagnosis="tokens_clipped",
     wrong=lambda self, values, packed: self.bounded(values, packed, CONSTANTS.value_clip),
 ):
     """Only the error of the bounded value, without the maximum with that of the value itself."""
-
-
-class SmallerError(WrongCritic, diagnosis="values_clipped_on_the_wrong_side"):
-    """The minimum of PPO's policy objective, copied to a loss that is minimised."""
-
-    def wrong(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
-        bounded = self.bounded(values, packed, CONSTANTS.value_clip)
-        return torch.minimum(self.errors(values, packed), bounded)
-
-
-class BoundOfThePolicy(WrongCritic, diagnosis="values_clipped_by_the_policy_bound"):
-    """The critic reads the policy's clipping option."""
-
-    def wrong(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
-        bounded = self.bounded(values, packed, CONSTANTS.clip_low)
-        return torch.maximum(self.errors(values, packed), bounded)

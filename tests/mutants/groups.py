@@ -285,39 +285,6 @@ class VarianceOfGroupSquares(
     """The same with the sample's own reward."""
 
 
-class _WithOwnSpread(NativeEstimator):
-    def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
-        rewards = torch.tensor([one.reward for one in self.scored(siblings)])
-        self.own = self.spread(rewards) + STD_EPSILON
-        return super().group_advantage(sample, siblings)
-
-    def spread_divisor(self, rewards: torch.Tensor) -> float:
-        return self.own
-
-
-class OwnRewardInStd(
-    FromRewards,
-    diagnosis="own_reward_in_std",
-    of="others_normalised",
-    estimator=_WithOwnSpread,
-):
-    """The standard deviation is that of all samples of the prompt."""
-
-
-class _DividingByEpsilon(NativeEstimator):
-    def spread_divisor(self, rewards: torch.Tensor) -> float:
-        return self.spread(rewards) + STD_EPSILON
-
-
-class EqualRewardsDivided(
-    FromRewards,
-    diagnosis="equal_rewards_divided",
-    of="others_normalised",
-    estimator=_DividingByEpsilon,
-):
-    """A standard deviation of 0 is no special case."""
-
-
 class _AddedAtTheEnd(NativeEstimator):
     def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         return super().group_advantage(sample, siblings) * sample.mask[-1]

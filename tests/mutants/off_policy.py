@@ -3,9 +3,7 @@
 from dataclasses import replace
 
 import torch
-import torch.distributed as dist
 
-from adapters.contract import Job
 from adapters.contract.batch.altered import PAINTED
 from adapters.contract.objective import CONSTANTS
 from adapters.native import losses
@@ -43,24 +41,12 @@ def ratio(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
     return torch.exp(log_probs - packed.old_log_probs)
 
 
-def larger(first: torch.Tensor, second: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """The larger of the losses with two ratios."""
-    return torch.maximum(-packed.advantages * first, -packed.advantages * second)
-
-
 class OldPolicyIsNew(OffPolicy, diagnosis="ratios_left_out"):
     """Old log-probabilities are recomputed after the first update."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         now = replace(packed, old_log_probs=log_probs.detach())
         return losses.ppo(log_probs, now, self.sequence_sum)
-
-
-class RatioInverted(OffPolicy, diagnosis="ratios_inverted"):
-    """The old log-probability minus the new one."""
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return losses.clipped_losses(packed.old_log_probs - log_probs, packed)
 
 
 class ClippingForgotten(OffPolicy, diagnosis="clipping_left_out"):
@@ -70,27 +56,11 @@ class ClippingForgotten(OffPolicy, diagnosis="clipping_left_out"):
         return -packed.advantages * ratio(log_probs, packed)
 
 
-class ClippedWithoutMinimum(OffPolicy, diagnosis="clipped_on_both_sides"):
+class ClippedWithoutMinimum(OffPolicy, diagnosis="tokens_clipped"):
     """Only the clipped ratio, without the minimum with the ratio itself."""
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return -packed.advantages * losses.clipped(ratio(log_probs, packed))
-
-
-class ClipBoundsSwapped(OffPolicy, diagnosis="constants_swapped"):
-    """Two positional arguments in the wrong order."""
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        one = ratio(log_probs, packed)
-        return larger(one, one.clamp(1 - CONSTANTS.clip_high, 1 + CONSTANTS.clip_low), packed)
-
-
-class UpperClipBoundIgnored(OffPolicy, diagnosis="one_constant"):
-    """The option for the upper bound is read, but the lower one is used for both."""
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        one = ratio(log_probs, packed)
-        return larger(one, one.clamp(LOW, 1 + CONSTANTS.clip_low), packed)
 
 
 class DualClipIgnored(TakenForPpo, diagnosis="dual_clip_left_out", check="off_policy.dual_clip"):
@@ -109,15 +79,6 @@ class SequenceRatioOfPaddedWidth(
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         response = replace(packed, mask=packed.advantages != 0)
         return losses.gspo(log_probs, response, self.sequence_sum)
-
-
-class SequenceRatioMultiplied(OffPolicy, diagnosis="ratios_multiplied", check="off_policy.gspo"):
-    """A sequence's ratio is the product of its tokens' ratios, without the root."""
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        log_ratios = (log_probs - packed.old_log_probs).detach()
-        of_sequences = self.sequence_sum(log_ratios, packed)
-        return losses.clipped_losses(log_probs - log_probs.detach() + of_sequences, packed)
 
 
 class SequenceRatioPerSlice(Mutant, diagnosis="ratios_per_cp_slice", check="off_policy.gspo"):
@@ -143,17 +104,6 @@ class GeometricMeanPerMicroBatch(
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         return losses.geo_mean(log_probs, packed, self.sequence_sum) * self.micro_batches
-
-
-class PenaltyOfDirectRewardsInverted(
-    OffPolicy, diagnosis="penalty_inverted", check="off_policy.dro"
-):
-    """DRO with a penalty that drives the policy away from the old one."""
-
-    def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return 2 * losses.linear(log_probs, packed) - losses.dro(
-            log_probs, packed, self.sequence_sum
-        )
 
 
 class PenaltyOfDirectRewardsForgotten(
@@ -184,42 +134,14 @@ class CorrectionForgotten(Corrected, diagnosis="correction_left_out"):
         return torch.ones_like(log_ratios)
 
 
-class CorrectionNotTruncated(Corrected, diagnosis="correction_not_truncated"):
+class CorrectionNotTruncated(Corrected, diagnosis="truncation_left_out"):
     """Importance sampling without its bound."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
         return torch.exp(log_ratios)
 
 
-class CorrectionInverted(Corrected, diagnosis="correction_inverted"):
-    """The rollout policy is in the numerator."""
-
-    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        return losses.truncated(-log_ratios)
-
-
-class CorrectionOfTheSequence(Corrected, diagnosis="correction_multiplied"):
-    """The level of the correction is ignored."""
-
-    def __init__(self, job: Job, rank: int) -> None:
-        super().__init__(job, rank)
-        if job.layout.cp > 1:
-            self.slices, _ = dist.new_subgroups(job.layout.cp)
-
-    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        of_sequences = self.sequence_sum(log_ratios, packed)
-        return losses.truncated(of_sequences)
-
-
-class GeometricMean(Corrected, diagnosis="correction_averaged", check="off_policy.tis_sequence"):
-    """A sequence is corrected by the ratio of its average token."""
-
-    def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-        tokens = self.sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
-        return losses.truncated(self.sequence_sum(log_ratios, packed) / tokens)
-
-
-class SequencesKept(Corrected, diagnosis="nothing_dropped", check="off_policy.sequence_masked"):
+class SequencesKept(Corrected, diagnosis="dropping_left_out", check="off_policy.sequence_masked"):
     """Tokens are corrected, but no sequence is dropped."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
@@ -233,7 +155,7 @@ class TokensDropped(Corrected, diagnosis="ratios_of_tokens", check="off_policy.s
         return torch.exp(log_ratios) * losses.kept(log_ratios)
 
 
-class LowerBoundForgotten(Corrected, diagnosis="nothing_dropped", check="off_policy.tis_bounded"):
+class LowerBoundForgotten(Corrected, diagnosis="dropping_left_out", check="off_policy.tis_bounded"):
     """Only the upper bound is passed on."""
 
     def correction(self, log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:

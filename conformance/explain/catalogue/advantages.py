@@ -1,13 +1,16 @@
 """Known mistakes in the advantages that a framework computes from rewards.
 
 Each is the estimator of `reference.advantages` on wrong rewards, groups, tokens or constants, or
-whitened by the mean and variance of other tokens.
+whitened by the mean and variance of other tokens. A batch that is reordered between the critic's
+forward pass and the estimator has its values in wrong rows. Nothing predicts the order: it is the
+one by which observed advantages come about.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from conformance.expected.advantages import BatchPlacement, Estimate
 
     Values = NDArray[np.float64]
+    Samples = NDArray[np.int64]
     Wrong = tuple[str, Values]
 
 PARTS_OF_A_BATCH = {
@@ -39,13 +43,11 @@ PARTS_OF_A_BATCH = {
 known(
     {
         "divergence_left_out": "rewards are not penalised by the divergence",
-        "divergence_added": "the divergence is rewarded instead of penalised",
         "divergence_of_other_tokens": "the divergence of the wrong tokens is penalised",
         "discount_left_out": "later rewards are not discounted",
         "reward_at_another_token": "the reward is placed at the wrong token",
         "other_transitions": "advantages are accumulated over the wrong tokens",
         "trace_left_out": "advantages of later tokens are not multiplied by lambda",
-        "values_left_out": "the critic's values are ignored",
         "padding_bootstrapped": "GAE bootstraps from padding values",
         "not_whitened": "advantages are not whitened",
         "whitened_by_other_tokens": "whitening takes mean and variance over the wrong tokens",
@@ -59,6 +61,15 @@ known(
     rank=15,
     kind=Kind.ADVANTAGE,
 )
+
+known(
+    {"values_of_other_samples": "advantages use the critic's values of other samples"},
+    rank=16,
+    kind=Kind.READ_OFF,
+)
+
+LARGEST = 2**20
+"""Advantages of the largest batch, times its samples, that are compared by donor."""
 
 OTHER_SET = {TokenSet.ACTIVE: TokenSet.RESPONSE, TokenSet.RESPONSE: TokenSet.ACTIVE}
 
@@ -79,7 +90,6 @@ def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[
 
 def _of_penalties(estimate: Estimate) -> Iterator[Wrong]:
     yield "divergence_left_out", estimate.under(penalty=0.0)
-    yield "divergence_added", estimate.under(penalty=-estimate.constants.penalty)
     yield "divergence_of_other_tokens", _other_tokens(estimate, "penalised")
 
 
@@ -107,28 +117,10 @@ def _rewards_on(estimate: Estimate) -> Values:
 
 def _of_values(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
     yield "trace_left_out", estimate.under(trace=1.0)
-    yield "values_left_out", estimate.having(values=np.zeros_like(estimate.rollouts.values))
-    responses = np.bincount(estimate.rollouts.sample, minlength=len(estimate.rollouts.rewards))
-    for starts, width in placement.rows(responses):
-        found = _with_padding(estimate, width - starts - responses)
-        yield "padding_bootstrapped", estimate.of(found)
-
-
-def _with_padding(estimate: Estimate, paddings: NDArray[np.int64]) -> Values:
-    """GAE that goes on over the padding behind each sample, [N], with the value of padding."""
-    rollouts, constants, decay = estimate.rollouts, estimate.constants, estimate.decay
-    path = rollouts.only(estimate.path)
-    behind = np.zeros(len(path.mask))  # what the last token reads of padding
-    for token in path.last(TokenSet.RESPONSE):
-        padding = paddings[path.sample[token]]
-        tail = 0.0
-        for place in range(padding):
-            next_value = PADDING_VALUE if place else 0.0
-            tail = constants.discount * next_value - PADDING_VALUE + decay * tail
-        behind[token] = decay * tail + constants.discount * PADDING_VALUE * bool(padding)
-    found = estimate.raw.copy()
-    found[estimate.path] += advantages.accumulated(behind, path.sample, decay)
-    return found
+    for rows in _rows(estimate, placement):
+        if rows.reads_padding:
+            found = rows.raw(np.arange(len(estimate.rollouts.rewards)))
+            yield "padding_bootstrapped", estimate.of(found)
 
 
 def _of_whitening(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
@@ -180,3 +172,106 @@ def _of_parts(estimate: Estimate, part: NDArray[np.int64]) -> Values:
             outside, found, advantages.whitened(raw, replace(rollouts, mask=mask), only)
         )
     return found
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _ValueRows:
+    """Samples as rows of one width, in which responses start at a place each, [N]."""
+
+    estimate: Estimate
+    starts: Samples
+    width: int
+    reads_padding: bool
+    """Whether the estimator goes on behind a sample."""
+
+    def raw(self, donors: Samples) -> Values:
+        """GAE of all tokens with the values of the donor's row for every sample's, [N]."""
+        estimate, rollouts = self.estimate, self.estimate.rollouts
+        first = np.searchsorted(rollouts.sample, np.arange(len(donors)))[rollouts.sample]
+        place = self.starts[rollouts.sample] + np.arange(len(first)) - first
+        cells = rollouts.sample, place
+        values = np.full((len(donors), self.width), PADDING_VALUE)
+        valued = rollouts.tokens(estimate.conventions.valued)
+        values[cells] = np.where(valued, rollouts.values, 0.0)
+        values = values[donors]
+        if not self.reads_padding:
+            is_own = np.zeros(values.shape, np.bool_)
+            is_own[cells] = True
+            values = np.where(is_own, values, 0.0)
+        deltas = estimate.constants.discount * np.pad(values[:, 1:], ((0, 0), (0, 1))) - values
+        deltas[cells] += advantages.token_rewards(
+            rollouts, estimate.constants, estimate.conventions
+        )
+        for column in range(self.width - 2, -1, -1):
+            deltas[:, column] += estimate.decay * deltas[:, column + 1]
+        found: Values = deltas[cells]
+        return found
+
+
+def values_of_others(
+    estimate: Estimate, placement: BatchPlacement, observed: Values
+) -> Iterator[tuple[str, Values, tuple[str, ...]]]:
+    """Yield the mistake, the advantages, [tokens], that it gives, and the mistakes on top of it.
+
+    ``observed`` are advantages, NaN where they cannot be seen. What is yielded may not fit them.
+    """
+    rollouts = estimate.rollouts
+    in_order = np.arange(len(rollouts.rewards))
+    if estimate.objective not in OF_VALUES or len(in_order) * len(observed) > LARGEST:
+        return
+    for rows in _rows(estimate, placement):
+        donors = _donors(rows, observed)
+        if (donors != in_order).any():
+            together = ("padding_bootstrapped",) if rows.reads_padding else ()
+            yield "values_of_other_samples", estimate.of(rows.raw(donors)), together
+
+
+def _rows(estimate: Estimate, placement: BatchPlacement) -> Iterator[_ValueRows]:
+    """Yield the rows that samples may be in; none if the estimator skips masked tokens.
+
+    It then has no value of what is behind a sample.
+    """
+    if estimate.conventions.transitions is TokenSet.ACTIVE:
+        return
+    samples = len(estimate.rollouts.rewards)
+    responses = np.bincount(estimate.rollouts.sample, minlength=samples)
+    for (starts, width), reads_padding in product(placement.rows(responses), (False, True)):
+        yield _ValueRows(estimate=estimate, starts=starts, width=width, reads_padding=reads_padding)
+
+
+def _donors(rows: _ValueRows, observed: Values) -> Samples:
+    """The sample whose values fit a sample's advantages best, for each, itself if any does: [N]."""
+    sample, seen = rows.estimate.rollouts.sample, np.isfinite(observed)
+    samples = len(rows.estimate.rollouts.rewards)
+    by_donor = np.stack([rows.raw(np.full(samples, donor)) for donor in range(samples)])
+    candidates: list[Values] = []
+    if rows.estimate.estimator.whitens:
+        longest = seen & (sample == np.bincount(sample[seen], minlength=1).argmax())
+        candidates += _whitened_as(observed, by_donor, longest)
+    errors = [_errors(found - observed, seen, sample) for found in candidates or [by_donor]]
+    best = min(errors, key=lambda one: float(one.min(axis=0).sum()))
+    fits_own = np.diagonal(best) <= best.min(axis=0)
+    donors: Samples = np.where(fits_own, np.arange(samples), best.argmin(axis=0))
+    return donors
+
+
+def _errors(off: Values, seen: NDArray[np.bool_], sample: Samples) -> Values:
+    """The largest error of a sample's tokens by each donor, given those of tokens: [N, N]."""
+    largest = np.zeros((len(off), len(off)))
+    for of_donor, so_far in zip(np.abs(off), largest, strict=True):
+        np.maximum.at(so_far, sample[seen], of_donor[seen])
+    return largest
+
+
+def _whitened_as(
+    observed: Values, by_donor: Values, longest: NDArray[np.bool_]
+) -> Iterator[Values]:
+    """Yield advantages by donor, [N, tokens], as whitened if one sample has a certain donor.
+
+    Whitening multiplies all by one number and adds another, which the sample of most tokens tells.
+    """
+    for raw in by_donor:
+        design = np.stack([raw[longest], np.ones(int(longest.sum()))], axis=1)
+        factor, shift = np.linalg.lstsq(design, observed[longest], rcond=None)[0]
+        if factor > 0:
+            yield factor * by_donor + shift

@@ -44,8 +44,6 @@ known(
         "missing_siblings_counted": "missing samples of a prompt count as rewards of 0",
         "baseline_left_out": "the mean of the prompt's rewards is not subtracted",
         "own_reward_in_baseline": "the baseline includes the sample's own reward",
-        "own_reward_in_std": "the standard deviation includes the sample's own reward",
-        "equal_rewards_divided": "rewards are divided by epsilon where the others are all equal",
         "std_left_out": "rewards are not divided by their standard deviation",
     },
     rank=15,
@@ -200,17 +198,12 @@ def _of_conventions(estimate: Estimate) -> Iterator[Wrong]:
 
 def _of_statistics(estimate: Estimate) -> Iterator[Wrong]:
     """Yield mistakes in the baseline and in the divisor of a reward."""
-    peers, baseline = estimate.peers, _baseline(estimate)
-    yield "baseline_left_out", _raw(estimate, np.zeros(len(peers.rewards)), _divisor(estimate))
+    peers, divisor = estimate.peers, _divisor(estimate)
+    yield "baseline_left_out", _raw(estimate, np.zeros(len(peers.rewards)), divisor)
     if estimate.objective in DIVIDED_BY_STD:
-        yield "std_left_out", _raw(estimate, baseline, 1.0)
+        yield "std_left_out", _raw(estimate, _baseline(estimate), 1.0)
     if estimate.objective in LEAVING_OUT:
-        of_all = peers.of_group(_mean)
-        yield "own_reward_in_baseline", _raw(estimate, of_all, _divisor(estimate))
-    if estimate.objective is Objective.OTHERS_NORMALISED:
-        epsilon, std = estimate.conventions.std_epsilon, advantages.std(estimate.conventions)
-        yield "own_reward_in_std", _raw(estimate, baseline, peers.of_group(std) + epsilon)
-        yield "equal_rewards_divided", _raw(estimate, baseline, _std(estimate) + epsilon)
+        yield "own_reward_in_baseline", _raw(estimate, peers.of_group(_mean), divisor)
     sampled = replace(peers, counted=peers.counted | peers.missing)
     largest = int(sampled.of_group(len).max())
 

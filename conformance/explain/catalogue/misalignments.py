@@ -18,8 +18,8 @@ from adapters.contract.batch.formulas import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, Metric
 from conformance.expected.step_context import of_samples
 from conformance.expected.term import PolicyDerivative, PolicyQuantity
+from conformance.explain.catalogue.miscounts import widest
 from conformance.explain.catalogue.mistake import Kind, Prediction, known
-from conformance.explain.catalogue.paddings import widest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -37,12 +37,14 @@ if TYPE_CHECKING:
 MISALIGNED = "log_probs_misaligned"
 
 known(
-    {MISALIGNED: "losses are applied to the log-probabilities of other tokens of the row"},
+    {
+        MISALIGNED: (
+            "losses are applied to the log-probabilities of other tokens of the row",
+            "every token of a misaligned row is trained with the advantage of another one",
+        )
+    },
     rank=9,
     kind=Kind.READ_OFF,
-    at_size={
-        MISALIGNED: ("every token of a misaligned row is trained with the advantage of another one")
-    },
 )
 
 FURTHEST = 7

@@ -1,4 +1,4 @@
-"""Mistakes in what is counted: other tokens, units or steps, another dtype."""
+"""Mistakes in what is counted: other tokens, padding, units or steps, another dtype."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.expected.step_context import of_samples, truncated_samples
-from conformance.explain.catalogue.mistake import Prediction, known
-from conformance.explain.catalogue.paddings import paddings
+from conformance.explain.catalogue.mistake import Prediction, counting, known
 from reference.aggregation import DenominatorMask, EmptyUnits, Mode
 from reference.weights import counted_tokens, token_weights, unit_of_sample
 
@@ -23,46 +22,26 @@ if TYPE_CHECKING:
 
 
 known(
-    {"empty_samples_counted": "a sample without active tokens is counted as one token"},
-    rank=3,
-)
-known(
     {
+        "empty_samples_counted": "a sample without active tokens is counted as one token",
         "empty_micro_batches_counted": (
             "a micro-batch without active tokens is counted as one token"
-        )
-    },
-    rank=3,
-)
-known(
-    {
+        ),
         "rejection_left_out": "rejected tokens are trained on and counted",
         "rejected_tokens_weigh": (
             "rejected tokens are trained on, but denominators do not count them"
         ),
-    },
-    rank=3,
-)
-known(
-    {
-        "original_mask_counted": "denominators count the mask before rejection sampling",
+        "original_mask_counted": (
+            "denominators count the mask before rejection sampling",
+            "too small by about the share of tokens that are rejected",
+        ),
         "modified_mask_counted": "denominators count the mask after rejection sampling",
-    },
-    rank=3,
-    at_size={
-        "original_mask_counted": "too small by about the share of tokens that are rejected",
-    },
-)
-known(
-    {
         "truncated_samples_counted": (
-            "denominators count samples that the truncation filter leaves out"
-        )
+            "denominators count samples that the truncation filter leaves out",
+            "too small by the share of tokens or samples that are cut off",
+        ),
     },
     rank=3,
-    at_size={
-        "truncated_samples_counted": "too small by the share of tokens or samples that are cut off",
-    },
 )
 known(
     {
@@ -72,22 +51,32 @@ known(
     },
     rank=5,
 )
+known({"padding_counted": "padding up to the longest response or sequence is counted"}, rank=10)
 known(
     {
-        "counted_over_batch": "the whole batch is counted instead of the step",
-        "mean_of_the_batch_counted": "every step uses the average count over the steps of a batch",
+        "padded_width_as_divisor": "the divisor is the padded width of a micro-batch",
+        "packed_length_as_divisor": (
+            "each micro-batch is divided by all its tokens, not the active ones alone"
+        ),
+    },
+    rank=12,
+)
+known(
+    {
+        "counted_over_batch": (
+            "the whole batch is counted instead of the step",
+            "as many times too small as a batch has optimizer steps",
+        ),
+        "mean_of_the_batch_counted": (
+            "every step uses the average count over the steps of a batch",
+            "a step with twice the average number of tokens counts twice",
+        ),
         "masked_tokens_counted": "masked tokens are counted",
         "prompt_tokens_counted": "tokens of prompts are counted",
         "runs_counted_as_prompts": "runs of adjacent samples are counted as prompts",
-        "tokens_per_sample_miscounted": ("every sample's token count is off by one or two"),
+        "tokens_per_sample_miscounted": "every sample's token count is off by one or two",
     },
     rank=10,
-    at_size={
-        "counted_over_batch": "as many times too small as a batch has optimizer steps",
-        "mean_of_the_batch_counted": (
-            "a step with twice the average number of tokens counts twice"
-        ),
-    },
 )
 known(
     {
@@ -100,37 +89,34 @@ known(
         "counted_in_bfloat16": "tokens are counted in bfloat16",
         "counted_in_float16": "tokens are counted in float16",
         "counted_in_float32": "tokens are summed in float32",
-        "integer_division": "tokens per sample or rank are rounded down",
         "cp_shares_rounded_down": (
             "the share of a micro-batch's tokens that each context-parallel rank counts is rounded"
-            " down"
+            " down",
+            "too large by at most (cp - 1) / n for micro-batches of n tokens: 0.04 % at 16k tokens"
+            " and cp 8",
         ),
         "count_off_by_one": "a count of tokens, samples or prompts is off by one",
     },
     rank=12,
-    at_size={
-        "cp_shares_rounded_down": (
-            "too large by at most (cp - 1) / n for micro-batches of n tokens: 0.04 % at 16k tokens"
-            " and cp 8"
-        ),
-    },
 )
 known(
     {
         "shares_of_ranks_clamped": (
-            "a data-parallel rank's share of the step's tokens is clamped to at least 1"
+            "a data-parallel rank's share of the step's tokens is clamped to at least 1",
+            "only steps with fewer active tokens than data-parallel ranks are affected",
         )
     },
     rank=12,
-    at_size={
-        "shares_of_ranks_clamped": (
-            "only steps with fewer active tokens than data-parallel ranks are affected"
-        ),
-    },
     only=("where there are fewer active tokens than data-parallel ranks",),
 )
+
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
 """Number of significant bits and largest finite number of each dtype."""
+
+
+def counting_all(context: StepContext, name: str, tokens: float, words: str) -> Prediction:
+    """The prediction of a mistake that counts this many tokens in a step."""
+    return counting(context, name, np.full(context.step.size, tokens), words=words)
 
 
 def counted_mask(context: StepContext) -> NDArray[np.bool_]:
@@ -146,10 +132,8 @@ def other_mask(context: StepContext) -> Iterator[Prediction]:
     for mask in DenominatorMask:
         if mask is not declared.denominator_mask and context.step.original_mask is not None:
             other = replace(declared, denominator_mask=mask)
-            yield Prediction(
-                name=f"{mask}_mask_counted",
-                weights=token_weights(context.step, context.aggregation, other),
-            )
+            weights = token_weights(context.step, context.aggregation, other)
+            yield Prediction(name=f"{mask}_mask_counted", weights=weights)
 
 
 def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
@@ -158,10 +142,10 @@ def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
         return
     before, of_units = context.before_rejection(), context.tokens_if(step.active_tokens)
     yield Prediction(name="rejection_left_out", weights=before.expected)
-    for counted in (of_units, np.maximum(of_units, 1)):
-        weights = before.weights(counted)
-        if weights[~step.mask].any():  # not if all rejected tokens are of empty samples
-            yield Prediction(name="rejected_tokens_weigh", weights=weights)
+    for tokens in (of_units, np.maximum(of_units, 1)):
+        found = counting(before, "rejected_tokens_weigh", tokens)
+        if found.weights[~step.mask].any():  # not if all rejected tokens are of empty samples
+            yield found
 
 
 def truncated_counted(context: StepContext) -> Iterator[Prediction]:
@@ -172,12 +156,8 @@ def truncated_counted(context: StepContext) -> Iterator[Prediction]:
     counts = np.where(truncated, context.step.response_lengths, context.counted)
     is_counted = np.bincount(context.unit, weights=counts) > 0
     excluded = context.conventions.empty_units is EmptyUnits.EXCLUDED
-    yield Prediction(
-        name="truncated_samples_counted",
-        weights=context.weights(
-            context.tokens_if(counts), float(is_counted.sum()) if excluded else None
-        ),
-    )
+    units = float(is_counted.sum()) if excluded else None
+    yield counting(context, "truncated_samples_counted", context.tokens_if(counts), units)
 
 
 def other_tokens(context: StepContext) -> Iterator[Prediction]:
@@ -191,8 +171,7 @@ def other_tokens(context: StepContext) -> Iterator[Prediction]:
         ("prompt_tokens_counted", "", step.prompt_lengths + step.response_lengths),
         *paddings(context),
     ):
-        weights = context.weights(context.tokens_if(counts))
-        yield Prediction(name=name, words=words, weights=weights)
+        yield counting(context, name, context.tokens_if(counts), words=words)
 
 
 def empty_micro_batches(context: StepContext) -> Iterator[Prediction]:
@@ -211,12 +190,11 @@ def empty_micro_batches(context: StepContext) -> Iterator[Prediction]:
     padded = {empty + layout.dp * max(most, each) - len(held) for each in (most, asked_for)}
     for count in sorted({empty, *padded} - {0}):
         counted = held.sum() + count
-        yield Prediction(
-            name="empty_micro_batches_counted",
-            words=f"{counted:g} tokens are counted: one more for each of {count} micro-batches"
-            " without active ones",
-            weights=context.weights(np.full(context.step.size, counted)),
+        words = (
+            f"{counted:g} tokens are counted: one more for each of {count} micro-batches without"
+            " active ones"
         )
+        yield counting_all(context, "empty_micro_batches_counted", counted, words)
 
 
 def off_by_the_same(context: StepContext) -> Iterator[Prediction]:
@@ -232,28 +210,22 @@ def off_by_the_same(context: StepContext) -> Iterator[Prediction]:
         counts = np.where(are_counted, np.maximum(tokens + difference, 0), 0)
         counted = np.maximum(context.tokens_if(counts), 1)
         sign = "more" if difference > 0 else "less"
-        yield Prediction(
-            name="tokens_per_sample_miscounted",
-            words=f"{samples} counts {abs(difference)} token {sign} than it has",
-            weights=context.weights(counted),
-        )
+        words = f"{samples} counts {abs(difference)} token {sign} than it has"
+        yield counting(context, "tokens_per_sample_miscounted", counted, words=words)
 
 
 def off_by_one(context: StepContext) -> Iterator[Prediction]:
     """Counts one token of the step, or one unit, too many or too few."""
     of_tokens = context.mode is Mode.TOKEN_MEAN
     count = float(context.counted.sum()) if of_tokens else float(context.units)
+    what = "token" if of_tokens else "unit"
     for difference, sign in ((-1, "less"), (1, "more")):
         counted = max(count + difference, 1.0)
-        tokens, units = (
-            (np.full(context.step.size, counted), None) if of_tokens else (None, counted)
-        )
-        what = "token" if of_tokens else "unit"
-        yield Prediction(
-            name="count_off_by_one",
-            words=f"one {what} {sign} is counted than there is: {counted:g}",
-            weights=context.weights(tokens, units),
-        )
+        words = f"one {what} {sign} is counted than there is: {counted:g}"
+        if of_tokens:
+            yield counting_all(context, "count_off_by_one", counted, words)
+        else:
+            yield counting(context, "count_off_by_one", units=counted, words=words)
 
 
 def other_units(context: StepContext) -> Iterator[Prediction]:
@@ -284,11 +256,9 @@ def filling_rows(context: StepContext) -> Iterator[Prediction]:
     layout, size = context.layout, context.step.size
     for ranks in sorted({layout.dp, layout.ranks_per_stage}):
         if filling := -size % ranks:
-            yield Prediction(
-                name="filling_rows_counted",
-                words=f"{filling} rows that fill {size} samples up for {ranks} ranks are counted",
-                weights=context.weights(units=context.units + filling),
-            )
+            words = f"{filling} rows that fill {size} samples up for {ranks} ranks are counted"
+            units = context.units + filling
+            yield counting(context, "filling_rows_counted", units=units, words=words)
 
 
 def adjacent_prompts(context: StepContext) -> Iterator[Prediction]:
@@ -297,14 +267,9 @@ def adjacent_prompts(context: StepContext) -> Iterator[Prediction]:
     if context.mode is not Mode.PROMPT_MEAN:
         return
     run = np.cumsum(np.diff(step.groups, prepend=step.groups[0]) != 0)
-    tokens = np.bincount(run, weights=context.counted)[run]
-    yield Prediction(
-        name="runs_counted_as_prompts",
-        words=(
-            f"{run[-1] + 1} runs of adjacent samples are counted instead of {context.units} prompts"
-        ),
-        weights=context.weights(tokens, float(run[-1] + 1)),
-    )
+    tokens, runs = np.bincount(run, weights=context.counted)[run], run[-1] + 1
+    words = f"{runs} runs of adjacent samples are counted instead of {context.units} prompts"
+    yield counting(context, "runs_counted_as_prompts", tokens, float(runs), words)
 
 
 def other_steps(context: StepContext) -> Iterator[Prediction]:
@@ -326,26 +291,15 @@ def other_steps(context: StepContext) -> Iterator[Prediction]:
 
 
 def rounded_counts(context: StepContext) -> Iterator[Prediction]:
-    """Counts in a dtype that cannot hold them, or divides integers."""
+    """Counts in a dtype that cannot hold them."""
     if context.mode is Mode.CONSTANT:
         return
-    tokens = context.unit_tokens
     for dtype, (bits, largest) in COARSE_DTYPES.items():
-        yield Prediction(
-            name=f"counted_in_{dtype}",
-            words=f"tokens are counted in {dtype}, which has no odd numbers above {2**bits}",
-            weights=context.weights(_rounded(tokens, bits, largest)),
-        )
-    yield Prediction(
-        name="counted_in_float32",
-        words=f"tokens are summed in float32, in which {2**24} + 1 is {2**24}",
-        weights=context.weights(_added_in_float32(context)),
-    )
-    members = np.bincount(context.unit)[context.unit]
-    for count in (members, np.full_like(members, context.layout.dp)):
-        cut = count * (tokens // count)
-        for tokens_left in (cut, np.maximum(cut, 1))[: 1 + (not cut.all())]:
-            yield Prediction(name="integer_division", weights=context.weights(tokens_left))
+        words = f"tokens are counted in {dtype}, which has no odd numbers above {2**bits}"
+        rounded = _rounded(context.unit_tokens, bits, largest)
+        yield counting(context, f"counted_in_{dtype}", rounded, words=words)
+    words = f"tokens are summed in float32, in which {2**24} + 1 is {2**24}"
+    yield counting(context, "counted_in_float32", _added_in_float32(context), words=words)
 
 
 def clamped_shares(context: StepContext) -> Iterator[Prediction]:
@@ -355,11 +309,8 @@ def clamped_shares(context: StepContext) -> Iterator[Prediction]:
     """
     dp, tokens = context.layout.dp, int(context.counted.sum())
     if context.mode is Mode.TOKEN_MEAN and 0 < tokens < dp:
-        yield Prediction(
-            name="shares_of_ranks_clamped",
-            words=f"each of {dp} ranks counts one token, as {tokens}/{dp} is less",
-            weights=context.weights(np.full_like(context.unit_tokens, dp)),
-        )
+        words = f"each of {dp} ranks counts one token, as {tokens}/{dp} is less"
+        yield counting_all(context, "shares_of_ranks_clamped", dp, words)
 
 
 def rounded_shares(context: StepContext) -> Iterator[Prediction]:
@@ -397,3 +348,89 @@ def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[
     mantissas, exponents = np.frexp(counts)
     rounded: NDArray[np.float64] = np.ldexp(np.round(mantissas * 2**bits), exponents - bits)
     return np.where(rounded > largest, np.inf, rounded)
+
+
+def paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
+    """Yield each sample's tokens with padding to the longest of what is padded together.
+
+    That is the step, what a rank has of it, or a micro-batch, of one rank or of all.
+    """
+    together, placement = {"step": np.zeros_like(context.sample)}, context.placement
+    if placement is not None:
+        together["rank's samples"] = placement.dp_rank
+        together["micro-batch"] = placement.micro_batch_number
+        together["micro-batch of all ranks"] = placement.micro_batch
+    for (what, lengths), (part, of_tokens) in product(_lengths(context), together.items()):
+        words = f"padding up to the longest {what} of the {part} is counted"
+        yield "padding_counted", words, widest(lengths, of_samples(context, of_tokens))
+
+
+def padded_widths(context: StepContext) -> Iterator[Prediction]:
+    """Divides by the width of a micro-batch's rows, where all tokens would have one divisor.
+
+    All ranks may cut their rows to one width, and rows of tokens that are predicted lack the first.
+    Samples of packed rows have widths of their own, multiples of 16.
+    """
+    placement = context.placement
+    if placement is None:
+        return
+    if context.mode is Mode.TOKEN_MEAN:
+        yield from _means_over_rows(context, of_samples(context, placement.micro_batch_number))
+    if context.mode is not Mode.CONSTANT:
+        return
+    if context.layout.format == "thd":
+        lengths = context.step.prompt_lengths + context.step.response_lengths
+        words = "a sample's own padded length, less a token"
+        yield from _divided_by(context, -(-lengths // 16) * 16 - 1, words)
+    for whose, micro_batch in (
+        ("", placement.micro_batch_number),
+        (" of all ranks", placement.micro_batch),
+    ):
+        for what, lengths in _lengths(context):
+            widths = widest(lengths, of_samples(context, micro_batch))
+            words = f"the longest {what} of a micro-batch{whose}"
+            yield from _divided_by(context, widths, words)
+            if what == "sequence":
+                yield from _divided_by(context, widths - 1, f"{words}, less a token")
+
+
+def _means_over_rows(context: StepContext, micro_batch: NDArray[np.int64]) -> Iterator[Prediction]:
+    """Yield means of what `mean()` makes of the padded rows of each micro-batch."""
+    several = len(np.unique(micro_batch))
+    rows = np.bincount(micro_batch)[micro_batch] * several
+    named = dict(_lengths(context))
+    for what, lengths in (*named.items(), ("sequence, less a token", named["sequence"] - 1)):
+        divisors = np.maximum(rows * widest(lengths, micro_batch), 1).astype(np.float64)
+        words = f"a micro-batch is divided by its rows times the longest {what}"
+        yield counting(context, "padded_width_as_divisor", divisors, 1.0, words)
+    for what, lengths in named.items():
+        packed = several * np.bincount(micro_batch, weights=lengths).astype(np.float64)[micro_batch]
+        words = f"each micro-batch is divided by all tokens of its {what}s"
+        yield counting(context, "packed_length_as_divisor", packed, 1.0, words)
+
+
+def _lengths(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    step = context.step
+    yield "response", step.response_lengths
+    yield "sequence", step.prompt_lengths + step.response_lengths
+
+
+def widest(lengths: NDArray[np.int64], micro_batch: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The largest length of each sample's micro-batch: [N]."""
+    widest = np.zeros(micro_batch.max() + 1, np.int64)
+    np.maximum.at(widest, micro_batch, lengths)
+    return widest[micro_batch]
+
+
+def _divided_by(
+    context: StepContext, widths: NDArray[np.int64], words: str
+) -> Iterator[Prediction]:
+    """Yield the mean over samples, and their sum, of what is divided by widths."""
+    name, words, divisors = (
+        "padded_width_as_divisor",
+        f"the divisor is {words}",
+        widths.astype(np.float64),
+    )
+    yield counting(context, name, divisors, words=words)
+    summed = counting(context, name, divisors, 1.0, f"{words}, and samples are summed")
+    yield replace(summed, together=("samples_not_averaged",))

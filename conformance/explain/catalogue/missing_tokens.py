@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option
+from conformance.expected.term import PolicyDerivative, ValueDerivative
 from conformance.explain.catalogue.mistake import Kind, Prediction, known
 from conformance.explain.catalogue.parts import filled_up
 from conformance.findings.finding import Diagnosis
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from conformance.expected.placement import TokenPlacement
     from conformance.expected.step_context import StepContext
+    from conformance.expected.term import LossTerm
     from conformance.explain.measurement import ObservedWeights
 
     Matches = Callable[[NDArray[np.float64]], bool]
@@ -28,17 +30,15 @@ if TYPE_CHECKING:
 
 known(
     {
-        "not_reduced_over_dp": "the reduction over data-parallel ranks is missing",
+        "not_reduced_over_dp": (
+            "the reduction over data-parallel ranks is missing",
+            "every rank trains on its own samples alone, and their copies of the model drift apart",
+        ),
         "not_reduced_over_cp": "the reduction over context-parallel ranks is missing",
         "not_reduced_over_ranks": "the reduction over ranks is missing",
     },
     rank=7,
     kind=Kind.UNREDUCED,
-    at_size={
-        "not_reduced_over_dp": (
-            "every rank trains on its own samples alone, and their copies of the model drift apart"
-        ),
-    },
 )
 known(
     {
@@ -54,6 +54,7 @@ known(
         "micro_batches_lost": "whole micro-batches are lost",
         "samples_dropped": "samples are dropped before training",
         "samples_lost": "samples are lost",
+        "tokens_clipped": "the loss clips or drops tokens that it must train",
         "tokens_lost": "tokens are lost",
         "samples_repeated": "samples repeated to fill up a batch weigh twice as much",
         "nothing_reported_by_some_ranks": "some ranks log 0, the others the right number",
@@ -76,11 +77,11 @@ FIRST_OF_SLICES = "first_of_slices_left_out"
 known(
     {
         FIRST_OF_SLICES: (
-            "the first token of each context-parallel slice is neither trained nor counted"
+            "the first token of each context-parallel slice is neither trained nor counted",
+            "a row on cp ranks loses up to cp - 1 tokens",
         )
     },
     rank=9,
-    at_size={FIRST_OF_SLICES: "a row on cp ranks loses up to cp - 1 tokens"},
 )
 
 FEW_SLICES = 3
@@ -100,7 +101,7 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
         yield _without_gradient(int(active.sum()))
         return
     if gone.any() and matches(np.where(gone, 0, context.expected)):
-        yield from of_lost_tokens(context, gone, active)
+        yield from of_lost_tokens(weights.term, gone, active)
     elif (
         gone.any()
         and _is_made_of(gone, active, context.sample)
@@ -135,11 +136,8 @@ def _of_samples_that_only_count(context: StepContext, unheld: NDArray[np.bool_])
     """The diagnosis of untrained samples whose tokens count and are not active."""
     samples = len(np.unique(context.sample[unheld]))
     words = "have no active token and were never trained, and all others are right for a step"
-    return Diagnosis(
-        name="samples_dropped",
-        explanation=f"{samples} of {context.step.size} samples {words} without these",
-        numbers={"samples": samples},
-    )
+    told = f"{samples} of {context.step.size} samples {words} without these"
+    return Diagnosis(name="samples_dropped", explanation=told, numbers={"samples": samples})
 
 
 def of_untrained(context: StepContext) -> Diagnosis | None:
@@ -155,14 +153,12 @@ def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[n
     step = context.step
     samples = ~np.isin(np.arange(step.size), context.sample[gone])
     tokens = samples[context.sample]
+    names = ("prompt_lengths", "response_lengths", "groups", "rollouts")
     smaller = replace(
         step,
-        prompt_lengths=step.prompt_lengths[samples],
-        response_lengths=step.response_lengths[samples],
+        **{name: getattr(step, name)[samples] for name in names},
         mask=step.mask[tokens],
         original_mask=None if step.original_mask is None else step.original_mask[tokens],
-        groups=step.groups[samples],
-        rollouts=step.rollouts[samples],
         rewards=None,
         token_names=None,
         sample_names=None,
@@ -173,12 +169,12 @@ def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[n
 
 
 def of_lost_tokens(
-    context: StepContext, gone: NDArray[np.bool_], active: NDArray[np.bool_]
+    term: LossTerm, gone: NDArray[np.bool_], active: NDArray[np.bool_]
 ) -> Iterator[Diagnosis]:
     """Yield diagnoses of the tokens that are gone, [tokens], where all others are right."""
     others = "no others are active" if gone[active].all() else "all others are right"
-    for name, words in kinds_of_loss(context, gone, active):
-        yield _diagnosis(context, gone, name, f"weigh nothing, {others}: {words}")
+    for name, words in kinds_of_loss(term, gone, active):
+        yield _diagnosis(term.context, gone, name, f"weigh nothing, {others}: {words}")
 
 
 def _without_gradient(tokens: int) -> Diagnosis:
@@ -205,28 +201,22 @@ def shares(context: StepContext) -> Iterator[Prediction]:
     yield from _divided_again(context)
     placement = context.placement
     if placement is not None:
-        for words, kept in (
-            ("last", placement.micro_batch == placement.micro_batches - 1),
-            ("first", placement.micro_batch == 0),
-        ):
-            yield Prediction(
-                name="micro_batches_lost",
-                words=f"it is that of the {words} micro-batch of each rank",
-                weights=np.where(kept, context.expected, 0),
-            )
+        last = placement.micro_batch == placement.micro_batches - 1
+        for which, kept in (("last", last), ("first", placement.micro_batch == 0)):
+            words = f"it is that of the {which} micro-batch of each rank"
+            weights = np.where(kept, context.expected, 0)
+            yield Prediction(name="micro_batches_lost", words=words, weights=weights)
 
 
 def _divided_again(context: StepContext) -> Iterator[Prediction]:
     """Yield the weights of one rank if each micro-batch divides all gradients since the first."""
     for name, words, kept in _shares(context):
         if name == OVER_DP:
-            assert context.placement is not None
-            later = context.placement.micro_batches - 1 - context.placement.micro_batch
-            yield Prediction(
-                name=name,
-                words=f"{words}, and each micro-batch divided earlier ones by dp once more",
-                weights=np.where(kept, context.expected / float(context.layout.dp) ** later, 0),
-            )
+            placement, dp = context.known_placement, float(context.layout.dp)
+            later = placement.micro_batches - 1 - placement.micro_batch
+            again = f"{words}, and each micro-batch divided earlier ones by dp once more"
+            weights = np.where(kept, context.expected / dp**later, 0)
+            yield Prediction(name=name, words=again, weights=weights)
 
 
 def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
@@ -333,9 +323,10 @@ class _Firsts:
 
 
 def kinds_of_loss(
-    context: StepContext, gone: NDArray[np.bool_], active: NDArray[np.bool_]
+    term: LossTerm, gone: NDArray[np.bool_], active: NDArray[np.bool_]
 ) -> Iterator[tuple[str, str]]:
     """Yield properties that all lost tokens have and no other active ones."""
+    context = term.context
     placement = context.placement
     if context.untrained[gone].all():
         yield "samples_dropped", "no rank ever held them in training"
@@ -353,12 +344,17 @@ def kinds_of_loss(
                 " gradients had begun before them",
             )
         yield "micro_batches_lost", "those of whole micro-batches"
-    if _is_made_of(gone, active, context.sample):
+    of_samples = _is_made_of(gone, active, context.sample)
+    if of_samples:
         yield "samples_lost", "those of whole samples"
     elif (firsts := _Firsts.of(context)) is not None and firsts.are(gone, active):
         yield FIRST_OF_SLICES, "those at the beginning of context-parallel slices"
-    elif not gone[active].all():
-        yield "tokens_lost", "their gradient was lost"
+        return
+    if not gone[active].all():
+        if isinstance(term.source, PolicyDerivative | ValueDerivative):
+            yield "tokens_clipped", "as if the loss clipped or dropped them"
+        if not of_samples:
+            yield "tokens_lost", "their gradient was lost"
 
 
 def _are_last(

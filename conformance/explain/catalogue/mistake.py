@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
 
 
@@ -71,25 +72,22 @@ MISTAKES: dict[str, Mistake] = {}
 
 
 def known(
-    sentences: Mapping[str, str],
+    sentences: Mapping[str, str | tuple[str, str]],
     *,
     rank: int,
     kind: Kind = Kind.WEIGHTS,
-    at_size: Mapping[str, str] | None = None,
     only: tuple[str, ...] = (),
 ) -> None:
     """Adds mistakes to the catalogue, given a sentence for each name.
 
-    ``at_size`` has a second sentence for some of them: what they do to a step of any size. ``only``
-    has facts of all steps in which they can be made.
+    A second sentence says what one does to a step of any size. ``only`` has facts of all steps in
+    which they can be made.
     """
-    sizes = {**(at_size or {})}
-    assert sizes.keys() <= sentences.keys(), "a mistake has a size and no sentence"
-    for name, says in sentences.items():
+    for name, said in sentences.items():
         assert name not in MISTAKES, f"{name} is declared twice"
-        size = sizes.get(name, "")
+        says, at_size = (said, "") if isinstance(said, str) else said
         MISTAKES[name] = Mistake(
-            name=name, says=says, kind=kind, rank=rank, at_size=size, only=only
+            name=name, says=says, kind=kind, rank=rank, at_size=at_size, only=only
         )
 
 
@@ -283,3 +281,14 @@ class Prediction:
     def says(self) -> str:
         """The mistake in words, as the end of a sentence."""
         return self.words or self.mistakes[0].says
+
+
+def counting(
+    context: StepContext,
+    name: str,
+    tokens: NDArray[np.float64] | None = None,
+    units: NDArray[np.float64] | float | None = None,
+    words: str = "",
+) -> Prediction:
+    """The prediction of a mistake that counts other tokens, [N or tokens], or other units."""
+    return Prediction(name=name, words=words, weights=context.weights(tokens, units))

@@ -12,7 +12,7 @@ from adapters.contract import Option
 from conformance.expected.placement import FilledRows
 from conformance.expected.step_context import StepContext, by_samples, units_held
 from conformance.explain.catalogue.miscounts import counted_mask
-from conformance.explain.catalogue.mistake import Kind, Prediction, known
+from conformance.explain.catalogue.mistake import Kind, Prediction, counting, known
 from reference.aggregation import EmptyUnits, MicroBatchWeight, Mode
 
 if TYPE_CHECKING:
@@ -35,20 +35,18 @@ PARTS = {
 
 known(
     {
-        "padding_micro_batches_averaged": "padding micro-batches are averaged in as zeros",
+        "padding_micro_batches_averaged": (
+            "padding micro-batches are averaged in as zeros",
+            "too small by the share of micro-batches that are padding",
+        ),
         "dummy_rows_averaged": "padding rows are averaged in as zeros",
-        "repeated_rows_averaged": "samples repeated to fill up ranks are averaged in as zeros",
+        "repeated_rows_averaged": (
+            "samples repeated to fill up ranks are averaged in as zeros",
+            "at most dp - 1 rows are repeated: 1.4 % of a batch of 512 with dp 8",
+        ),
     },
     rank=6,
     kind=Kind.FILLED,
-    at_size={
-        "repeated_rows_averaged": (
-            "at most dp - 1 rows are repeated: 1.4 % of a batch of 512 with dp 8"
-        ),
-        "padding_micro_batches_averaged": (
-            "too small by the share of micro-batches that are padding"
-        ),
-    },
 )
 known(
     {
@@ -70,42 +68,31 @@ known(
         "shares_averaged_by_tokens": (
             "micro-batch losses are averaged, weighted by tokens, instead of summed"
         ),
-    },
-    rank=6,
-)
-known(
-    {
         **{
             f"tokens_counted_per_{part}": f"tokens are counted per {words} instead of over the step"
             for part, words in PARTS.items()
         },
-        "micro_batch_means_added_up": ("micro-batch means are summed instead of averaged"),
+        "micro_batch_means_added_up": (
+            "micro-batch means are summed instead of averaged",
+            "as many times too large as there are micro-batches",
+        ),
     },
     rank=6,
-    at_size={
-        "micro_batch_means_added_up": "as many times too large as there are micro-batches",
-    },
 )
 known(
     {
         "shares_of_all_ranks_averaged": (
-            "micro-batch shares are averaged over all ranks instead of summed"
+            "micro-batch shares are averaged over all ranks instead of summed",
+            "too small by the number of ranks times that of their micro-batches",
         ),
         "windows_counted_by_samples": (
             "a logged sum is divided by a number of optimizer steps that is derived from the"
-            " number of samples"
+            " number of samples",
+            "as many times too small as an average micro-batch has samples",
         ),
     },
     rank=6,
     kind=Kind.LOGGED,
-    at_size={
-        "shares_of_all_ranks_averaged": (
-            "too small by the number of ranks times that of their micro-batches"
-        ),
-        "windows_counted_by_samples": (
-            "as many times too small as an average micro-batch has samples"
-        ),
-    },
 )
 known(
     {"micro_batches_carried_over": "leftover micro-batches leak into the next step"},
@@ -190,12 +177,12 @@ def averaged_shares(context: StepContext) -> Iterator[Prediction]:
     whole = rows.most_micro_batches + (Option.PARTIAL_WINDOW in context.layout.options)
     windows = context.step.size // context.layout.dp // whole
     if not isinstance(context.layout.micro_batches, int) and windows > 1:
-        yield Prediction(
-            name="windows_counted_by_samples",
-            words=f"the sum is divided by {windows}, as many optimizer steps as"
-            f" {context.step.size} samples would make in micro-batches of one",
-            weights=context.expected / windows,
+        words = (
+            f"the sum is divided by {windows}, as many optimizer steps as {context.step.size}"
+            " samples would make in micro-batches of one"
         )
+        weights = context.expected / windows
+        yield Prediction(name="windows_counted_by_samples", words=words, weights=weights)
     averaged = context.layout.dp * context.layout.cp * rows.most_micro_batches
     if averaged > 1:
         yield Prediction(name="shares_of_all_ranks_averaged", weights=context.expected / averaged)
@@ -206,11 +193,11 @@ def parts(context: StepContext) -> Iterator[Prediction]:
     if context.placement is None:
         return
     for part in _cut_into(context.placement, context.layout):
-        if part.count.max() > 1:
+        if np.max(part.count) > 1:
             yield from _of_parts(context, part)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class _Part:
     """One way to divide a step into parts."""
 
@@ -221,8 +208,8 @@ class _Part:
     whole: NDArray[np.int64]
     """Index of the part joined with the slices of its sequences on other ranks: [tokens]."""
 
-    count: NDArray[np.int64]
-    """Number of parts that means are averaged over: [tokens]."""
+    count: NDArray[np.int64] | int
+    """Number of parts that means are averaged over: [tokens] or the same for all."""
 
     slices: int = 1
     """Number of parts that share their sequences."""
@@ -230,9 +217,10 @@ class _Part:
     same: tuple[str, ...] = ()
     """Names of parts that are different ones on other layouts."""
 
-    def causes(self, what: str) -> list[str]:
-        """The names of a mistake that something is counted in such parts."""
-        return [f"{what}_per_{name}" for name in (self.name, *self.same)]
+    def prediction(self, what: str, weights: NDArray[np.float64]) -> Prediction:
+        """The prediction of the mistake that something is counted in such parts."""
+        causes = [f"{what}_per_{name}" for name in (self.name, *self.same)]
+        return Prediction(name=causes[0], weights=weights, causes=causes)
 
 
 def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
@@ -240,46 +228,21 @@ def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
     micro_batch = placement.micro_batch_number
     ranks, slices = layout.dp, layout.cp
     micro_batches = ranks * placement.micro_batches
+    most = int(micro_batches.max())
     sliced = () if slices > 1 else ("cp_slice",)
     joined = () if ranks > 1 else ("micro_batch_of_all_ranks",)
-    yield _Part(name="rank", label=dp, whole=dp, count=np.full_like(dp, ranks), same=sliced)
-    yield _Part(
-        name="micro_batch",
-        label=micro_batch,
-        whole=micro_batch,
-        count=micro_batches,
-        same=(*(f"{name}_of_a_micro_batch" for name in sliced), *joined),
-    )
-    most = int(micro_batches.max())
+    same = (*(f"{name}_of_a_micro_batch" for name in sliced), *joined)
+    yield _Part("rank", dp, dp, ranks, same=sliced)
+    yield _Part("micro_batch", micro_batch, micro_batch, micro_batches, same=same)
     if (micro_batches < most).any():  # ranks with fewer are given some of padding alone
-        yield _Part(
-            name="micro_batch_or_padding",
-            label=micro_batch,
-            whole=micro_batch,
-            count=np.full_like(dp, most),
-        )
+        yield _Part("micro_batch_or_padding", micro_batch, micro_batch, most)
     if ranks > 1:
-        yield _Part(
-            name="micro_batch_of_all_ranks",
-            label=placement.micro_batch,
-            whole=placement.micro_batch,
-            count=np.full_like(dp, int(placement.micro_batches.max())),
-        )
+        of_all_ranks = placement.micro_batch
+        yield _Part("micro_batch_of_all_ranks", of_all_ranks, of_all_ranks, most // ranks)
     if slices > 1:
-        yield _Part(
-            name="cp_slice",
-            label=dp * slices + cp,
-            whole=dp,
-            count=np.full_like(dp, ranks * slices),
-            slices=slices,
-        )
-        yield _Part(
-            name="cp_slice_of_a_micro_batch",
-            label=micro_batch * slices + cp,
-            whole=micro_batch,
-            count=micro_batches * slices,
-            slices=slices,
-        )
+        yield _Part("cp_slice", dp * slices + cp, dp, ranks * slices, slices)
+        in_micro_batch, count = micro_batch * slices + cp, micro_batches * slices
+        yield _Part("cp_slice_of_a_micro_batch", in_micro_batch, micro_batch, count, slices)
 
 
 def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
@@ -288,20 +251,19 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
     units = units_held(unit, part.whole)
     if context.conventions.empty_units is EmptyUnits.EXCLUDED:
         units = _units_with_tokens(context, unit, part.whole)
-    tokens = None
+    tokens, is_micro_batch = None, part.name == "micro_batch"
     if context.mode is not Mode.CONSTANT:
         tokens = _tokens_held(unit, part.label, counted_mask(context))
         yield from _of_tokens_held(context, part, tokens)
-        if part.name == "micro_batch" and context.mode is Mode.TOKEN_MEAN:
-            yield _means_by_samples(context, tokens)
-        if part.name == "micro_batch" and context.mode is not Mode.PROMPT_MEAN:
+        if is_micro_batch and context.mode is Mode.TOKEN_MEAN:
+            by_their_samples = by_samples(context, context.known_placement)
+            yield counting(
+                context, "denominators_per_micro_batch_by_samples", tokens, by_their_samples
+            )
+        if is_micro_batch and context.mode is not Mode.PROMPT_MEAN:
             yield from _averaged_by_tokens(context, part)
-    yield Prediction(
-        name=f"denominators_per_{part.name}",
-        weights=context.weights(tokens, units * part.count),
-        causes=part.causes("denominators"),
-    )
-    if part.name == "micro_batch" and context.mode is not Mode.PROMPT_MEAN:
+    yield part.prediction("denominators", context.weights(tokens, units * part.count))
+    if is_micro_batch and context.mode is not Mode.PROMPT_MEAN:
         yield from _means_added_up(context, part, tokens)
 
 
@@ -315,10 +277,7 @@ def _means_added_up(
     differ = (with_tokens != every).any()
     for units in (every, with_tokens)[: 1 + differ]:
         for ranks in sorted({1, context.layout.dp}):
-            yield Prediction(
-                name="micro_batch_means_added_up",
-                weights=context.weights(tokens, units * ranks),
-            )
+            yield counting(context, "micro_batch_means_added_up", tokens, units * ranks)
 
 
 def _units_with_tokens(
@@ -340,27 +299,12 @@ def _of_tokens_held(
     Where no part cuts a sample or prompt, the average is a plain factor, which has its own name.
     """
     added = context.weights(tokens)
-    yield Prediction(
-        name=f"tokens_counted_per_{part.name}",
-        weights=added,
-        causes=part.causes("tokens_counted"),
-    )
+    yield part.prediction("tokens_counted", added)
     if context.mode is not Mode.TOKEN_MEAN and np.array_equal(added, context.weights()):
         return
-    for count in {int(part.count.max()), part.slices} - {1}:
-        yield Prediction(
-            name=f"denominators_per_{part.name}",
-            weights=context.weights(tokens, float(context.units * count)),
-            causes=part.causes("denominators"),
-        )
-
-
-def _means_by_samples(context: StepContext, tokens: NDArray[np.float64]) -> Prediction:
-    assert context.placement is not None
-    return Prediction(
-        name="denominators_per_micro_batch_by_samples",
-        weights=context.weights(tokens, by_samples(context, context.placement)),
-    )
+    for count in {int(np.max(part.count)), part.slices} - {1}:
+        weights = context.weights(tokens, float(context.units * count))
+        yield part.prediction("denominators", weights)
 
 
 def _averaged_by_tokens(context: StepContext, part: _Part) -> Iterator[Prediction]:
@@ -390,10 +334,8 @@ def carried_over(context: StepContext) -> Iterator[Prediction]:
     if context.mode in (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN) and counted[:size].any():
         in_time = placement.micro_batch < placement.micro_batches - 1
         before = (context.sample < size) * counted.sum() / counted[:size].sum()
-        yield Prediction(
-            name="micro_batches_carried_over",
-            weights=context.expected * (in_time + before),
-        )
+        weights = context.expected * (in_time + before)
+        yield Prediction(name="micro_batches_carried_over", weights=weights)
 
 
 def _tokens_held(

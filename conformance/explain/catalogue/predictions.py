@@ -18,7 +18,7 @@ from adapters.contract import Option
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.step_context import of_samples
 from conformance.expected.term import PolicyDerivative, ValueDerivative
-from conformance.explain.catalogue.advantages import wrong_advantages
+from conformance.explain.catalogue.advantages import values_of_others, wrong_advantages
 from conformance.explain.catalogue.groups import read_off_variances
 from conformance.explain.catalogue.losses import wrong_derivatives, wrong_value_derivatives
 from conformance.explain.catalogue.miscounts import (
@@ -32,21 +32,27 @@ from conformance.explain.catalogue.miscounts import (
     other_steps,
     other_tokens,
     other_units,
+    padded_widths,
     rejection_left_out,
     rounded_counts,
     rounded_shares,
     truncated_counted,
 )
 from conformance.explain.catalogue.missing_tokens import shares
-from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, Prediction, known
-from conformance.explain.catalogue.paddings import padded_widths
+from conformance.explain.catalogue.mistake import (
+    INACTIVE,
+    MISTAKES,
+    Kind,
+    Prediction,
+    counting,
+    known,
+)
 from conformance.explain.catalogue.parts import (
     averaged_shares,
     carried_over,
     filled_up,
     parts,
 )
-from conformance.explain.catalogue.values_of_others import values_of_others
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
@@ -99,16 +105,13 @@ known(
     kind=Kind.FACTOR,
 )
 known(
-    {"not_divided": "token losses are summed but never normalised"},
-    rank=2,
-    at_size={
+    {
         "not_divided": (
-            "too large by the divisor that is missing, such as the number of tokens of a step"
+            "token losses are summed but never normalised",
+            "too large by the divisor that is missing, such as the number of tokens of a step",
         ),
+        "samples_not_averaged": "sample sums are divided by the constant divisor but not averaged",
     },
-)
-known(
-    {"samples_not_averaged": "sample sums are divided by the constant divisor but not averaged"},
     rank=2,
 )
 known(
@@ -158,10 +161,7 @@ def predictions_of_sums(context: StepContext) -> Iterator[Prediction]:
     if not step.mask.all():
         unmasked = replace(step, mask=np.ones_like(step.mask), original_mask=None)
         steps = [unmasked if one is step else one for one in context.steps]
-        yield Prediction(
-            name=INACTIVE,
-            weights=replace(context, steps=tuple(steps)).expected,
-        )
+        yield Prediction(name=INACTIVE, weights=replace(context, steps=tuple(steps)).expected)
 
 
 @lru_cache(maxsize=512)
@@ -256,14 +256,12 @@ def _micro_batch_samples(context: StepContext) -> Iterator[Prediction]:
 
 def _partial_window(context: StepContext) -> Iterator[Prediction]:
     """Divides by one micro-batch more than the step has, as layouts with this option set."""
-    parts, options = context.layout.micro_batches, context.layout.options
+    parts = context.layout.micro_batches
     if not isinstance(parts, int):
         parts = 0 if context.placement is None else context.most_micro_batches
-    if Option.PARTIAL_WINDOW in options and parts:
-        yield Prediction(
-            name="partial_window_divided_as_whole",
-            weights=context.expected * (parts / (parts + 1)),
-        )
+    if Option.PARTIAL_WINDOW in context.layout.options and parts:
+        weights = context.expected * (parts / (parts + 1))
+        yield Prediction(name="partial_window_divided_as_whole", weights=weights)
 
 
 def _layout_sizes(context: StepContext) -> dict[str, float]:
@@ -337,11 +335,9 @@ def _undivided(context: StepContext) -> Iterator[Prediction]:
     ones = (context.expected > 0).astype(np.float64)
     yield Prediction(name="not_divided", weights=ones)
     for value, names in _names_of_sizes(_layout_sizes(context)).items():
-        averaged = (
-            f"{MISTAKES['not_divided'].says}, except for an average over {' or '.join(names)} ="
-            f" {value:g}"
-        )
-        yield Prediction(name="not_divided", words=averaged, weights=ones / value)
+        over = f"except for an average over {' or '.join(names)} = {value:g}"
+        words = f"{MISTAKES['not_divided'].says}, {over}"
+        yield Prediction(name="not_divided", words=words, weights=ones / value)
     if context.aggregation.divisor is not None:
         yield Prediction(name="samples_not_averaged", weights=ones / context.aggregation.divisor)
 
@@ -355,10 +351,7 @@ def _other_modes(context: StepContext) -> Iterator[Prediction]:
     if context.mode is not Mode.TOKEN_MEAN:
         per_token = replace(context, aggregation=Aggregation(Mode.TOKEN_MEAN))
         counts = per_token.tokens_if(np.maximum(per_token.counted, 1))
-        yield Prediction(
-            name="weights_of_token_mean_counting_empty_samples",
-            weights=per_token.weights(counts),
-        )
+        yield counting(per_token, "weights_of_token_mean_counting_empty_samples", counts)
 
 
 def _other_conventions(context: StepContext) -> Iterator[Prediction]:
@@ -367,7 +360,5 @@ def _other_conventions(context: StepContext) -> Iterator[Prediction]:
     for unit, empty in product(SampleUnit, EmptyUnits):
         other = replace(declared, sample_unit=unit, empty_units=empty)
         if other != declared:
-            yield Prediction(
-                name=f"{unit}_units_{empty}",
-                weights=token_weights(context.step, context.aggregation, other),
-            )
+            weights = token_weights(context.step, context.aggregation, other)
+            yield Prediction(name=f"{unit}_units_{empty}", weights=weights)

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.comparing.known import entry_of
-from conformance.explain.groups import shared_causes
 from conformance.findings.cause import Harm
+from conformance.findings.groups import shared_causes
 from conformance.findings.verdict import Check, Verdict
 from conformance.views import issue
 from conformance.views.formatting import Tally, environment, escape_markdown, markdown_table
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from enum import StrEnum
 
     from adapters.contract import Departure
-    from conformance.explain.groups import SharedCause
+    from conformance.findings.groups import SharedCause
     from conformance.findings.report import Report
     from conformance.views.overview.accusations import Accusation
     from conformance.views.overview.committed import CommittedReport

@@ -15,7 +15,7 @@ from conformance.comparing import advised
 from conformance.comparing.behaviour import BehaviourChange, final_clause, said
 from conformance.comparing.cause_changes import Fate
 from conformance.comparing.refused import no_longer_refused
-from conformance.explain.conditions.findings import NEGATIVE
+from conformance.explain.conditions.facts import NEGATIVE
 from conformance.explain.conditions.wording import OBJECTIVES, counted
 from conformance.explain.reach import options
 from conformance.findings.badness import explain, failure
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 
     from conformance.comparing.cause_changes import CauseChange
     from conformance.comparing.reviewed import Reviewed
-    from conformance.explain.groups import FindingGroup
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
+    from conformance.findings.groups import FindingGroup
     from conformance.findings.report import Report
     from conformance.ranks.changed import Place
     from conformance.runs.versions.review import Progress, Review

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
     from conformance.comparing.cause_changes import CauseChange
     from conformance.comparing.expectations import KnownFailure, KnownMistake
-    from conformance.explain.groups import FindingGroup, SharedCause
     from conformance.findings.finding import Finding
+    from conformance.findings.groups import FindingGroup, SharedCause
     from conformance.findings.report import Report
     from conformance.findings.verdict import Verdict
 
