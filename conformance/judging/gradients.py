@@ -58,12 +58,12 @@ def judge_combined(
 
     The error of a token is relative to the sum of its terms' absolute values, as terms may cancel.
     """
-    tolerance = weight_bound(description.dtype, terms=len(loss_terms.COMBINED))
+    tolerance = weight_bound(description.dtype, terms=len(loss_terms.SUMS[job.objective]))
     batch = ProbedBatch.of(job, description.conventions)
     measurements: list[Measurement] = []
     for step_index, dloss_dlogprob in enumerate(batch.split(batch.dloss_dlogprob)):
         context = step_context(job, step_index, observations, description)
-        terms = loss_terms.combined_terms(context, dloss_dlogprob)
+        terms = loss_terms.combined_terms(context, dloss_dlogprob, job.objective)
         measurements += (
             Measurement(terms=terms, observed=weights * dloss_dlogprob, tolerance=tolerance)
             for weights in final_weights(observations, step_index, job, description.conventions)
