@@ -78,6 +78,11 @@ def _token_budget(job: Job) -> int:
     return -(-token_budget(job.steps, job.layout.dp) // job.layout.cp)
 
 
+def _of_mixture(number: Callable[[Job], int]) -> Callable[[Job], int | str]:
+    """A number of a model whose routing is replayed, or nothing."""
+    return lambda job: number(job) if Option.ROUTING_REPLAY in job.layout.options else ""
+
+
 def _layers(job: Job) -> int:
     """The layers of a model that has one in each chunk."""
     return job.layout.pp * (2 if Option.INTERLEAVED in job.layout.options else 1)
@@ -243,13 +248,14 @@ ON_MEGATRON = replace(
         Option.DISTRIBUTED_OPTIMIZER: {"--use-distributed-optimizer": True},
         Option.EXPERT_PARALLEL: {"--expert-model-parallel-size": SHARED},
         Option.INTERLEAVED: {"--num-virtual-stages-per-pipeline-rank": 2},
-        Option.ROUTING_REPLAY: {
-            "--use-rollout-routing-replay": True,
-            "--num-experts": EXPERTS,
-            "--moe-router-topk": 1,
-            "--num-layers": _layers,
-        },
+        Option.ROUTING_REPLAY: {"--use-rollout-routing-replay": True},
         Option.OVERLAP_GRAD_REDUCE: {"--overlap-grad-reduce": True},
+    },
+    always={
+        **FAMILY.always,
+        "--num-experts": _of_mixture(lambda _: EXPERTS),
+        "--moe-router-topk": _of_mixture(lambda _: 1),
+        "--num-layers": _of_mixture(_layers),
     },
     largest_tp=2,
     largest_pp=4,
