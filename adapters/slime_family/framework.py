@@ -78,7 +78,7 @@ def _token_budget(job: Job) -> int:
     return -(-token_budget(job.steps, job.layout.dp) // job.layout.cp)
 
 
-def _of_mixture(number: Callable[[Job], int]) -> Callable[[Job], int | str]:
+def _mixture_size(number: Callable[[Job], int]) -> Callable[[Job], int | str]:
     """A number of a model whose routing is replayed, or nothing."""
     return lambda job: number(job) if Option.ROUTING_REPLAY in job.layout.options else ""
 
@@ -253,9 +253,9 @@ ON_MEGATRON = replace(
     },
     always={
         **FAMILY.always,
-        "--num-experts": _of_mixture(lambda _: EXPERTS),
-        "--moe-router-topk": _of_mixture(lambda _: 1),
-        "--num-layers": _of_mixture(_layers),
+        "--num-experts": _mixture_size(lambda _: EXPERTS),
+        "--moe-router-topk": _mixture_size(lambda _: 1),
+        "--num-layers": _mixture_size(_layers),
     },
     largest_tp=2,
     largest_pp=4,
