@@ -29,6 +29,7 @@ class Option(StrEnum):
     PER_TOKEN_LOSS = "per_token_loss"  # the engine divides gradients by tokens that it counts
     POLICY_GRADIENT_WORKER = "policy_gradient_worker"  # PPO by the worker that has other losses too
     REPLICATED_OPTIMIZER = "replicated_optimizer"  # not distributed, where that is the default
+    ROUTING_REPLAY = "routing_replay"  # tokens get the experts that their rollouts chose
     # A batch of rollouts that fills no optimizer step comes before, as at the end of an epoch.
     SHORT_BATCH = "short_batch"
     # Stages of ZeRO (arXiv:1910.02054) other than a framework's default: ranks share the states

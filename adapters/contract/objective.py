@@ -69,6 +69,8 @@ class Objective(StrEnum):
     KL = "kl"
     # The sum of policy loss and entropy bonus.
     WITH_ENTROPY = "with_entropy"
+    # The sum of the losses of a policy and of a value head that shares its trunk.
+    WITH_VALUE = "with_value"
     # The divergence alone, with a coefficient that follows it from step to step.
     ADAPTIVE_KL = "adaptive_kl"
     COMBINED = "combined", Trait.TERMS  # the sum of policy loss, entropy bonus and divergence
@@ -187,6 +189,7 @@ FROM_REWARDS = (*OF_GROUPS, Objective.REINFORCE_PP, *OF_VALUES)
 # Coefficients of auxiliary losses: powers of two, so that nothing is rounded.
 ENTROPY_COEFFICIENT = 0.5
 KL_COEFFICIENT = 0.25
+VALUE_COEFFICIENT = 0.5  # of the squared error of a value head's values
 ROUTER_COEFFICIENT = 0.5  # of the load-balancing loss of a mixture of experts
 Z_COEFFICIENT = 0.25  # of its z-loss
 

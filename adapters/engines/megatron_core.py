@@ -243,7 +243,7 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
     class ProbedChunk(MegatronModule):
         def __init__(self, number: int, of_all: int, vp_stage: int | None) -> None:
             super().__init__(config)
-            self.vp_stage = vp_stage
+            self.vp_stage, self.number = vp_stage, number
             self.share_embeddings_and_output_weights = True
             self.model_type = ModelType.encoder_or_decoder
             self.pre_process, self.post_process = number == 0, number == of_all - 1
@@ -253,6 +253,7 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
             self.router, self.experts = RouterLosses(config), Experts(config)
             self.experts.own(self.probe)
             self.received: Any = None
+            self.replaying: Any = None  # a router whose choice of experts is replayed
 
         def set_input_tensor(self, input_tensor: Any) -> None:
             """Take the activations of the stage before, None on the first."""
@@ -272,6 +273,8 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
                 ids = ids_of(self.received)
                 probe = probe + probe_of(self.received, ids, capacity)
             self.passes.note(ids)
+            if self.replaying is not None:
+                ids, probe = self.replaying(ids, probe)
             if not self.post_process:
                 handed_on = activations(ids, probe, config.hidden_size).to(self.logit.dtype)
                 return handed_on + self.logit

@@ -120,7 +120,7 @@ def references(
         custom_convert_samples_to_train_data_func=None,
         custom_reward_post_process_func=None,
     )
-    sent = driving.samples(batch, sample, rollout_field())
+    sent = driving.samples(args, batch, sample, rollout_field())
     data = convert(
         args,
         user_code.samples_to_convert(sent, job),

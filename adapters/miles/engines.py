@@ -7,9 +7,11 @@ import importlib
 import inspect
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Assumed
@@ -45,7 +47,7 @@ from adapters.toolkit.calls import call_supported, refusals, refusals_of_configu
 from reference.aggregation import SampleUnit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from adapters.contract import LogEntry, Rank
@@ -69,6 +71,19 @@ class MilesMegatronAdapter(MegatronAdapter):
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
     padded_layouts = tuple(cuts(grids(largest=8), "bshd", micro_batches=(1, 2)))
+    replaying_layouts = (
+        *MegatronAdapter.replaying_layouts,
+        Layout(micro_batches=2, format="bshd", options=(Option.ROUTING_REPLAY,)),
+    )
+
+    @cached_property
+    def record(self) -> Framework:
+        """The record of the loaded version; before February 2026, replay is not driven."""
+        record = super().record
+        if self.found("utils.replay_base") is not None:
+            return record
+        kept = {one: of for one, of in record.layout.items() if one != Option.ROUTING_REPLAY}
+        return replace(record, layout=kept)
 
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""
@@ -90,6 +105,19 @@ class MilesMegatronAdapter(MegatronAdapter):
         """References made by miles' rollout side."""
         told = train_parallel_config(job.layout)
         return driving.references(args, job, batch, train_parallel_config=told)
+
+    @contextmanager
+    def replaying(self, routers: Sequence[Any], choose: Callable[..., Any]) -> Iterator[None]:
+        """As miles' fork of Megatron-LM does it, and as an actor's init enables it."""
+        manager = self.module("utils.replay_base").routing_replay_manager
+        to_layers = self.module("backends.megatron_utils.replay_utils").register_replay_list_moe
+        with mock.patch.multiple(
+            manager, enabled=True, replays=[], register_replay_list_func=to_layers
+        ):
+            for router in routers:
+                router.compute_topk = manager.get_topk_fn(choose, return_probs=True)
+                manager.register_to_module(router, "routing_replay")
+            yield
 
     def declared(self) -> Mapping[str, Convention]:
         """miles' conventions."""

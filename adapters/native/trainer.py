@@ -29,12 +29,14 @@ from adapters.contract.objective import (
     OF_SEQUENCES,
     OF_TERMS,
     ROUTER_COEFFICIENT,
+    VALUE_COEFFICIENT,
     Z_COEFFICIENT,
     Metric,
     Objective,
 )
 from adapters.native.corrections import assign_corrections
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
+from adapters.native.losses import value as squared_errors
 from adapters.native.packing import Packed, SampleTensors, pack
 from adapters.native.rollouts import NativeEstimator, RolloutLog
 from adapters.toolkit.probe import ForwardPasses, selected
@@ -219,6 +221,8 @@ class Trainer:
         kl = self.divergence(log_probs, packed)
         entropy_coefficient, kl_coefficient = COEFFICIENTS.get(self.objective, (0.0, 0.0))
         loss = policy_loss - entropy_coefficient * entropy + kl_coefficient * kl
+        if self.objective is Objective.WITH_VALUE:
+            loss = loss + VALUE_COEFFICIENT * self.value_loss(log_probs, packed)
         if self.job.depth is not Depth.STEP:
             return loss, {}
         return loss, {
@@ -275,6 +279,10 @@ class Trainer:
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The part of a micro-batch in the divergence from the reference policy."""
         return self.reduce(log_probs - packed.reference_log_probs, packed.auxiliary)
+
+    def value_loss(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """The part of a micro-batch in the loss of a value head that shares the policy's probe."""
+        return self.reduce(squared_errors(values, packed, self.sequence_sum), packed.auxiliary)
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
         """The metrics that are logged and not trained."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.layout import Layout, Option
+from adapters.contract.objective import Objective
 from adapters.engines.shells import RANKS, InOneRun, OnFsdp, cuts
 from adapters.rlinf import importing
 from adapters.rlinf.framework import FSDP2, RLINF
@@ -51,9 +52,11 @@ class RlinfFsdpAdapter(OnFsdp, InOneRun):
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """One call of the actor, whose mini-batches are the steps."""
-        from adapters.rlinf.driving import train
+        from adapters.rlinf.driving import RlinfActor, train
+        from adapters.rlinf.embodied import EmbodiedActor
 
-        return train(self.engine, job, batch, settings, rank)
+        kind = EmbodiedActor if job.objective is Objective.WITH_VALUE else RlinfActor
+        return train(kind, self.engine, job, batch, settings, rank)
 
     def reported(self, job: Job, done: Any) -> dict[Metric, tuple[float | None, ...]]:
         """The metrics of rollouts, and those of each step."""

@@ -37,17 +37,25 @@ ELSEWHERE = -1.0
 ENTROPY = "actor/entropy_loss"
 
 
-def train(engine: str, job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Any:
-    """Train all steps of a job in one call of the actor of an engine.
+def train(
+    kind: type[RlinfActor],
+    engine: str,
+    job: Job,
+    batch: ProbedBatch,
+    settings: Settings,
+    rank: Rank,
+) -> Any:
+    """Train all steps of a job in one call of an actor of an engine.
 
     Returns the ``gradients`` and ``logs`` of steps, the ids of forward ``passes``, and the log
     ``of_rollouts``.
     """
     SEAM.start(batch)
     config, capacity = configured(settings), probe_capacity(batch.probe_size)
-    actor = cached(rank, (engine, capacity), lambda: RlinfActor(config, capacity, rank))
+    given = kind.rollouts(batch, job, config, rank)
+    actor = cached(rank, (engine, kind, capacity), lambda: kind(config, capacity, rank))
     actor.configure(config)
-    of_rollouts, logs = actor.train([*RlinfRollouts(batch, job, config).results_of(rank)])
+    of_rollouts, logs = actor.train(given)
     if not settings["algorithm.calculate_entropy"]:  # it is logged as 0 then, of any step
         logs = [{name: one for name, one in log.items() if name != ENTROPY} for log in logs]
     gradients, passes = actor.gradients.drain(), actor.passes.drain()
@@ -60,23 +68,41 @@ class RlinfActor:
     def __init__(self, config: Any, capacity: int, rank: Rank) -> None:
         self._rank = rank
         self.passes = ForwardPasses()
-        self._actor = module(ACTOR).FSDPActor.__new__(module(ACTOR).FSDPActor)
+        self._actor = self.kind.__new__(self.kind)
         self.configure(config)
         replaced: dict[str, Any] = {
-            "model_provider_func": lambda _: policy(capacity, self.passes),
+            "model_provider_func": lambda _: self.policy(capacity),
             "_setup_rollout_weight_dst_ranks": lambda _: None,
         }
         with (
-            mock.patch.multiple(type(self._actor), **replaced),
+            mock.patch.multiple(self.kind, create=True, **replaced),
             fsdp1.wrapping_on_cpu(module(STRATEGIES[0])),
         ):
             self._actor.init_worker()
         self.gradients = fsdp1.gradients_of_steps(self._actor, self._actor.model)
 
+    @staticmethod
+    def rollouts(batch: ProbedBatch, job: Job, config: Any, rank: Rank) -> list[Any]:
+        """A rank's part of a batch, as the actor gets it."""
+        return [*RlinfRollouts(batch, job, config).results_of(rank)]
+
+    @property
+    def kind(self) -> Any:
+        """The class of the actor."""
+        return module(ACTOR).FSDPActor
+
+    def policy(self, capacity: int) -> Any:
+        """The model that the actor trains."""
+        return policy(capacity, self.passes)
+
+    def construct(self, config: Any) -> None:
+        """Call the actor's constructor."""
+        self.kind.__init__(self._actor, config, SimpleNamespace(is_disaggregated=False))
+
     def configure(self, config: Any) -> None:
         """Make the actor one of this configuration, with the model and the optimizer it has."""
-        manager, worker, kind = module(MANAGER), module("scheduler").Worker, type(self._actor)
-        make, placement = manager.create_device_mesh, SimpleNamespace(is_disaggregated=False)
+        manager, worker = module(MANAGER), module("scheduler").Worker
+        make = manager.create_device_mesh
 
         def one_mesh(*sizes: int) -> Any:
             return cached(self._rank, "mesh", lambda: make(*sizes))
@@ -85,7 +111,7 @@ class RlinfActor:
             mock.patch.object(worker, "__init__", self._as_launched),
             mock.patch.object(manager, "create_device_mesh", one_mesh),
         ):
-            kind.__init__(self._actor, config, placement)
+            self.construct(config)
         self._actor.tokenizer = SimpleNamespace(eos_token_id=PADDING_ID)
 
     def train(self, results: Sequence[Any]) -> tuple[Mapping[str, float], list[Any]]:

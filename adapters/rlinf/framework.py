@@ -79,6 +79,19 @@ def _balanced(job: Job) -> bool:
     return True
 
 
+def _actions(job: Job) -> int:
+    """The rows of a step of a policy of actions: each is one action, or padding."""
+    require_one_step(job, "rows of a batch are shuffled before steps are cut out of it")
+    if job.layout.format != "bshd" or job.layout.options:
+        raise Unsupported("no rows of several actions, and no balancing of them")
+    return sum(step.size for step in job.steps) * longest(job)[1]
+
+
+def _actions_of_micro_batch(job: Job) -> int:
+    """The rows of a micro-batch, which need not divide those of a step: RLinf refuses that."""
+    return largest_micro_batch(job, _actions(job))
+
+
 LOSS_AGG_FUNC = "algorithm.loss_agg_func"
 GROUP_SIZE = "algorithm.group_size"
 
@@ -91,6 +104,20 @@ KL = {"algorithm.kl_beta": KL_COEFFICIENT, "algorithm.kl_penalty_type": "low_var
 GROUPS = {
     "data.rollout_batch_size": _prompts,
     GROUP_SIZE: partial(samples_of_prompt, option=GROUP_SIZE),
+}
+WITH_VALUE = {
+    **CLIPPED,
+    "algorithm.loss_type": "actor_critic",
+    "algorithm.adv_type": "gae",
+    "algorithm.reward_type": "action_level",
+    "algorithm.logprob_type": "action_level",
+    "algorithm.value_clip": CONSTANTS.value_clip,
+    "algorithm.huber_delta": 10.0,
+    "runner.task_type": lambda _: "embodied",
+    "actor.global_batch_size": _actions,
+    "actor.micro_batch_size": _actions_of_micro_batch,
+    "actor.model.model_type": lambda _: "mlp_policy",
+    "actor.model.add_value_head": lambda _: True,
 }
 GRPO = {"algorithm.adv_type": "grpo", **GROUPS}
 
@@ -117,6 +144,7 @@ RLINF = Framework(
         Objective.KL: KL,
         Objective.WITH_ENTROPY: ENTROPY,
         Objective.COMBINED: {**ENTROPY, **KL},
+        Objective.WITH_VALUE: WITH_VALUE,
         Objective.GROUP_NORMALISED: GRPO,
         Objective.GROUP_WHITENED: {**GRPO, "algorithm.normalize_advantages": True},
         Objective.REINFORCE_PP_BASELINE: {
@@ -127,6 +155,7 @@ RLINF = Framework(
             "algorithm.kl_penalty_type": "kl",
         },
     },
+    only_modes={Objective.WITH_VALUE: Mode.SAMPLE_MEAN},
     layout={
         "mb": {"runner.enable_dynamic_batch_size": False},
         "mbtokens": {
@@ -190,6 +219,18 @@ RLINF = Framework(
             f"actor.fsdp_config.mixed_precision.{name}_dtype": "fp32"
             for name in ("param", "reduce", "buffer")
         },
+        # What follows is read of policies of actions alone.
+        "rollout.pipeline_stage_num": 1,
+        "actor.model.action_dim": 1,
+        "actor.model.num_action_chunks": 1,
+        "env.group_name": "env",
+        "env.train.env_type": "libero",
+        "env.train.total_num_envs": lambda job: sum(step.size for step in job.steps),
+        "env.train.group_size": 1,
+        "env.train.auto_reset": False,
+        "env.train.ignore_terminations": False,
+        "env.train.max_episode_steps": lambda job: longest(job)[1],
+        "env.train.max_steps_per_rollout_epoch": lambda job: longest(job)[1],
     },
     metrics={
         Metric.POLICY_LOSS: "actor/policy_loss",

@@ -38,6 +38,9 @@ ACTOR = "workers.actor.fsdp_actor_worker"
 MANAGER = "hybrid_engines.fsdp.fsdp_model_manager"
 STRATEGIES = ("hybrid_engines.fsdp.strategy.fsdp", "hybrid_engines.fsdp.strategy.fsdp2")
 
+EMBODIED = "workers.actor.embodied_fsdp_actor_worker"
+"""The actor of policies of actions, which was in the module of the other until August 2026."""
+
 READERS = (ACTOR, MANAGER, *STRATEGIES, "runners.reasoning_runner", "config")
 """Modules that read the options of training a language model."""
 
@@ -80,6 +83,16 @@ def import_rlinf(source: Path | None) -> None:
     log_probs, entropies = (f"compute_{kind}_from_logits" for kind in ("logprobs", "entropy"))
     home = module(ACTOR)
     SEAM.put_into(home, log_probs, entropies if hasattr(home, entropies) else None)
+
+
+def home_of_embodied() -> Any:
+    """The module of the actor of policies of actions."""
+    return module(EMBODIED if _has(EMBODIED) else ACTOR)
+
+
+def _has(path: str) -> bool:
+    """Whether this version has a module."""
+    return find_spec(f"rlinf.{path}") is not None
 
 
 def configured(settings: Settings) -> Any:
@@ -128,7 +141,7 @@ def default(name: str) -> object:
 def _defaults() -> Mapping[str, object]:
     """The default of each option that code reads, which is None if it has none."""
     found: dict[str, object] = {}
-    for path in READERS:
+    for path in filter(_has, (*READERS, EMBODIED)):
         file = Path(str(getattr(find_spec(f"rlinf.{path}"), "origin", None)))  # of no other engine
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             for section, name, value in _read_by(node):

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import inspect
+import os
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Layout
@@ -21,7 +24,7 @@ from adapters.toolkit.imports import import_from
 from adapters.toolkit.settings import require_prompts_together
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from adapters.contract.adapter import Rank
@@ -121,6 +124,17 @@ class SlimeAdapter(MegatronAdapter):
         return driving.references_of_manager(
             manager, args, job, batch, sample, self.rollout_field()
         )
+
+    @contextmanager
+    def replaying(self, routers: Sequence[Any], choose: Callable[..., Any]) -> Iterator[None]:
+        """As slime's patch of Megatron-LM does it (docker/patch), in processes of the actor."""
+        home = self.module("utils.routing_replay")
+        home.RoutingReplay.all_routing_replays.clear()
+        with mock.patch.dict(os.environ, {"ENABLE_ROUTING_REPLAY": "1"}):
+            for router in routers:
+                router.compute_topk = home.get_routing_replay_compute_topk(choose)
+                home.register_routing_replay(router)
+            yield
 
     def declared(self) -> Mapping[str, Convention]:
         """slime's conventions; prompt groups may be split over ranks."""

@@ -52,11 +52,13 @@ OBJECT_STORE = SimpleNamespace(put=lambda value: value, get=lambda value: value)
 TRACKERS = ("logging_utils", "tracking", "tracking_utils")
 
 
-def samples(batch: ProbedBatch, sample_class: Any, rollout_field: str | None) -> list[Any]:
+def samples(
+    args: Any, batch: ProbedBatch, sample_class: Any, rollout_field: str | None
+) -> list[Any]:
     """The batch as a framework's sample objects, with the field that names their rollout.
 
     Identifiers are unique over the steps. Samples have log-probabilities of the rollout policy if
-    the objective needs them.
+    the objective needs them, and its experts if they are replayed.
     """
     sequences = zip(batch.prompts, batch.responses, strict=True)
     columns = {
@@ -70,6 +72,10 @@ def samples(batch: ProbedBatch, sample_class: Any, rollout_field: str | None) ->
     }
     if batch.objective in (*WITH_REJECTION, *CORRECTIONS, *FROM_REWARDS):
         columns["rollout_log_probs"] = [values.tolist() for values in batch.rollout_log_probs]
+    if getattr(args, "use_rollout_routing_replay", False):
+        from adapters.slime_family.replay import routed_experts
+
+        columns["rollout_routed_experts"] = routed_experts(batch, args.num_layers)
     completed = sample_class.Status.COMPLETED
     return [
         call_supported(sample_class, status=completed, **dict(zip(columns, values, strict=True)))
@@ -95,7 +101,7 @@ def references_of_manager(
     manager.custom_convert_samples_to_train_data_func = user_code.conversion(
         job, lambda args, samples: own._convert_samples_to_train_data(samples)
     )
-    sent = samples(batch, sample_class, rollout_field)
+    sent = samples(args, batch, sample_class, rollout_field)
     data = manager._convert_samples_to_train_data(user_code.samples_to_convert(sent, job))
     if hasattr(manager, "_split_train_data_by_dp"):
         return call_supported(manager._split_train_data_by_dp, data, dp_size=job.layout.dp)

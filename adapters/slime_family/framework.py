@@ -78,6 +78,16 @@ def _token_budget(job: Job) -> int:
     return -(-token_budget(job.steps, job.layout.dp) // job.layout.cp)
 
 
+def _mixture_size(number: Callable[[Job], int]) -> Callable[[Job], int | str]:
+    """A number of a model whose routing is replayed, or nothing."""
+    return lambda job: number(job) if Option.ROUTING_REPLAY in job.layout.options else ""
+
+
+def _layers(job: Job) -> int:
+    """The layers of a model that has one in each chunk."""
+    return job.layout.pp * (2 if Option.INTERLEAVED in job.layout.options else 1)
+
+
 def _divisor(job: Job) -> float | str:
     """The divisor of the mode, or nothing."""
     return job.aggregation.divisor or ""
@@ -95,6 +105,9 @@ def _older_divisor(job: Job) -> str | None:
         raise Unsupported(f"no option {MODE}: a divisor alone makes a mode constant")
     return divisor
 
+
+EXPERTS = 4096
+"""The experts of a mixture that replays their choice: as many as a batch has tokens, or more."""
 
 REJECTED = {"--use-tis": True, CORRECTION: user_code.path(user_code.reject)}
 CLIPPED = {"--eps-clip": CONSTANTS.clip_low, "--eps-clip-high": CONSTANTS.clip_high}
@@ -235,7 +248,14 @@ ON_MEGATRON = replace(
         Option.DISTRIBUTED_OPTIMIZER: {"--use-distributed-optimizer": True},
         Option.EXPERT_PARALLEL: {"--expert-model-parallel-size": SHARED},
         Option.INTERLEAVED: {"--num-virtual-stages-per-pipeline-rank": 2},
+        Option.ROUTING_REPLAY: {"--use-rollout-routing-replay": True},
         Option.OVERLAP_GRAD_REDUCE: {"--overlap-grad-reduce": True},
+    },
+    always={
+        **FAMILY.always,
+        "--num-experts": _mixture_size(lambda _: EXPERTS),
+        "--moe-router-topk": _mixture_size(lambda _: 1),
+        "--num-layers": _mixture_size(_layers),
     },
     largest_tp=2,
     largest_pp=4,

@@ -32,7 +32,7 @@ STUBBED: list[str] = []  # packages that `install` stubbed in this process
 SWITCHES = (
     *("align-grad-reduce", "align-param-gather", "calculate-per-token-loss", "manual-gc"),
     *("ddp-average-in-collective", "use-distributed-optimizer"),
-    *("overlap-grad-reduce", "overlap-param-gather"),
+    *("overlap-grad-reduce", "overlap-param-gather", "sequence-parallel"),
 )
 """Flags of Megatron's that are read."""
 
@@ -42,6 +42,7 @@ OF_OTHER_MODELS = (
     *("qk_pos_emb_head_dim", "v_head_dim"),
 )
 SIZES = {"ffn_hidden_size": 32, "hidden_size": 8, "kv_channels": 4, "vocab_size": 64} | {
+    "moe_ffn_hidden_size": 32,
     "num_attention_heads": 2,
     "num_layers": 1,
     "num_query_groups": 2,
@@ -97,6 +98,8 @@ def base_parser() -> argparse.ArgumentParser:
         type=int,
         dest="virtual_pipeline_model_parallel_size",
     )
+    for name in ("num-layers", "num-experts", "moe-router-topk"):
+        parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--seq-length", type=int, default=64)
     parser.add_argument("--decoder-seq-length", type=int)
     parser.set_defaults(**SIZES, check_for_nan_in_loss_and_grad=True)

@@ -10,14 +10,15 @@ framework's reducer gets the adapter's own token losses.
 from __future__ import annotations
 
 from abc import abstractmethod
+from contextlib import nullcontext
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.job import Depth, Job, Observation, PendingReduction
+from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC
-from adapters.engines.shells import OnMegatron, cuts, ordered
+from adapters.engines.shells import OnMegatron, cuts, ordered, variants
 from adapters.slime_family import driving, importing
 from adapters.slime_family.adapter import LineageAdapter
 from adapters.slime_family.driving import LOG
@@ -28,6 +29,7 @@ from adapters.toolkit.calls import call_supported, refusals, refusals_of_configu
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     import torch
 
@@ -43,6 +45,10 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
     framework: ClassVar[Framework] = ON_MEGATRON
     log_probs: ClassVar[tuple[str, ...]]  # the module that computes them, by version
     padded_layouts: ClassVar[Sequence[Layout]]  # layouts in bshd
+    replaying_layouts: ClassVar[Sequence[Layout]] = variants(
+        ("dp1-cp2-mbtokens-thd", "dp1-cp1-tp2-mb2-thd", "dp1-cp1-pp2-mb2-thd"),
+        (Option.ROUTING_REPLAY,),
+    )
 
     def layouts(self) -> Sequence[Layout]:
         """Data × context parallelism on up to 8 ranks, packed; every other option once."""
@@ -59,6 +65,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
                 *PIPELINES,
                 Layout(pp=2, micro_batches=2, format="thd", options=(Option.INTERLEAVED,)),
                 *self.padded_layouts,
+                *self.replaying_layouts,
             ]
         )
 
@@ -156,8 +163,28 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
         )
         with refusals():
             references = self.references(args, job, batch)
-        call_supported(actor.train, 0, references, witness_info=None, attempt=0)
+        with self.routing(args, job, trained.chunks):
+            call_supported(actor.train, 0, references, witness_info=None, attempt=0)
         return optimizer.gradients.drain()
+
+    def routing(self, args: Any, job: Job, chunks: Sequence[Any]) -> AbstractContextManager[Any]:
+        """A context in which the model's routers replay choices, if that is asked for.
+
+        Raises `Unsupported` below depth `step`, where no actor is made of the model.
+        """
+        if not getattr(args, "use_rollout_routing_replay", False):
+            return nullcontext()
+        if job.depth is not Depth.STEP:
+            raise Unsupported(f"no routing replay at depth {job.depth}")
+        from adapters.slime_family import replay
+
+        return self.replaying(replay.give_routers(chunks), replay.choose)
+
+    @abstractmethod
+    def replaying(
+        self, routers: Sequence[Any], choose: Callable[..., Any]
+    ) -> AbstractContextManager[Any]:
+        """A context in which the framework chooses the experts of routers, as ``choose`` or not."""
 
     def reducing(self, loss_function: Any) -> Any:
         """The framework's loss function, with the loss replaced by its reducer's result."""

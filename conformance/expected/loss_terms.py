@@ -22,6 +22,7 @@ from adapters.contract.objective import (
     OF_SAMPLES,
     OF_TERMS,
     SELECTING,
+    VALUE_COEFFICIENT,
     Metric,
     Objective,
 )
@@ -66,12 +67,18 @@ COMBINED = {
 }
 """The coefficient of each term of the objectives `OF_TERMS`."""
 
+SUMS = {
+    **dict.fromkeys(OF_TERMS, COMBINED),
+    Objective.WITH_VALUE: {Metric.POLICY_LOSS: 1.0, Metric.VALUE_LOSS: VALUE_COEFFICIENT},
+}
+"""The coefficient of each term of the objectives that are a sum of several."""
+
 
 def coefficients(metric: Metric, objective: Objective) -> dict[Metric, float]:
     """The coefficient of each term that a logged number is the sum of."""
     if metric is not Metric.LOSS:
         return {metric: 1.0}
-    return COMBINED if objective in OF_TERMS else {Metric.POLICY_LOSS: 1.0}
+    return SUMS.get(objective, {Metric.POLICY_LOSS: 1.0})
 
 
 def trained_term(objective: Objective) -> Metric | Objective:
@@ -132,6 +139,7 @@ def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggreg
         Metric.ENTROPY: conventions.entropy,
         Metric.KL: conventions.kl,
         Metric.REJECTED: conventions.rejected or conventions.diagnostics,
+        Metric.VALUE_LOSS: conventions.value_loss or AuxiliaryAggregation.WITH_TOKEN_MEAN,
     }
     return of_term.get(metric, conventions.diagnostics)
 
@@ -185,13 +193,16 @@ def _source(metric: Metric, batch: ProbedBatch, step_index: int) -> Source | Non
     return None
 
 
-def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) -> list[LossTerm]:
+def combined_terms(
+    context: StepContext, dloss_dlogprob: NDArray[np.float64], objective: Objective
+) -> list[LossTerm]:
     """The terms of a gradient of several: factors are derivatives by each token's probe."""
-    batch = ProbedBatch.make(context.conventions, context.steps, Objective.COMBINED)
+    batch = ProbedBatch.make(context.conventions, context.steps, objective)
     derivatives = {
         Metric.POLICY_LOSS: dloss_dlogprob,
         Metric.ENTROPY: np.ones_like(dloss_dlogprob),
         Metric.KL: batch.split(batch.divergence_derivatives)[context.step_index],
+        Metric.VALUE_LOSS: batch.value_tokens_of_step(context.step_index).derivative,
     }
     return [
         LossTerm(
@@ -201,7 +212,7 @@ def combined_terms(context: StepContext, dloss_dlogprob: NDArray[np.float64]) ->
             ),
             factors=coefficient * derivatives[metric],
         )
-        for metric, coefficient in COMBINED.items()
+        for metric, coefficient in SUMS[objective].items()
     ]
 
 

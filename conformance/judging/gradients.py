@@ -59,11 +59,11 @@ def judge_combined(
 
     The error of a token is relative to the sum of its terms' absolute values, as terms may cancel.
     """
-    tolerance = weight_bound(description.dtype, terms=len(loss_terms.COMBINED))
+    tolerance = weight_bound(description.dtype, terms=len(loss_terms.SUMS[job.objective]))
     measurements = [
         Measurement(terms=terms, observed=weights * derivatives, tolerance=tolerance)
         for context, derivatives, of_ranks in observed_steps(job, observations, description)
-        for terms in [loss_terms.combined_terms(context, derivatives)]
+        for terms in [loss_terms.combined_terms(context, derivatives, job.objective)]
         for weights in of_ranks
     ]
     return judging(measurements, _error, wrong_gradient)

@@ -103,6 +103,7 @@ WITHOUT_PAIRS = frozenset(
         Objective.ENTROPY,
         Objective.KL,
         Objective.WITH_ENTROPY,
+        Objective.WITH_VALUE,
         Objective.ADAPTIVE_KL,
         Objective.REJECTION_OFF_POLICY,
         Objective.REJECTION_COMBINED,
@@ -316,6 +317,12 @@ CHECK_SPECS = (
         metric=Metric.KL_COEFFICIENT,
         cases=(*OF_LOSSES, *_cases("uneven_lengths", "nine_samples")),
         modes=(Mode.TOKEN_MEAN,),
+    ),
+    CheckSpec(
+        check=Check.AUXILIARY,
+        name=Objective.WITH_VALUE,
+        objective=Objective.WITH_VALUE,
+        cases=(*ONE, *_cases("unequal_shards")),
     ),
     CheckSpec(
         check=Check.AUXILIARY,

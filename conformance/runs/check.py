@@ -10,11 +10,11 @@ from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_ROLLOUTS,
-    OF_TERMS,
     OFF_POLICY,
     Objective,
 )
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
+from conformance.expected.loss_terms import SUMS
 from conformance.explain.clues import clues_of_failure
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.advice import (
@@ -114,7 +114,7 @@ def judge(spec: CheckSpec) -> Judge:
         return judge_off_policy
     if spec.objective in FROM_REWARDS:
         return judge_advantages
-    return judge_combined if spec.objective in OF_TERMS else judge_weights
+    return judge_combined if spec.objective in SUMS else judge_weights
 
 
 def judge_outcome(

@@ -43,9 +43,9 @@ CHECKED = frozenset(
 )
 """Checks of sums over tokens, in gradients and in logs, also of unusual configurations."""
 
-UNTRACED = frozenset({Objective.ROUTER, *OF_TEACHER, *FROM_REWARDS})
-"""The losses of a router, no sum over tokens, those by a teacher, and those whose advantages are
-traced instead."""
+UNTRACED = frozenset({Objective.ROUTER, Objective.WITH_VALUE, *OF_TEACHER, *FROM_REWARDS})
+"""The losses of a router, no sum over tokens, that of a value head with the policy's, those by a
+teacher, and those whose advantages are traced instead."""
 
 COLUMNS: dict[Metric | Objective, Column] = {
     Metric.POLICY_LOSS: Column.ADVANTAGES,

@@ -14,7 +14,6 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_ROLLOUTS,
-    OF_TERMS,
     OFF_POLICY,
     Metric,
     Objective,
@@ -152,8 +151,8 @@ class WorkedStep:
             return loss_terms.logged_terms(context, objective, self.spec.metric)
         batch = ProbedBatch.make(context.conventions, context.steps, objective)
         dloss_dlogprob = batch.split(batch.dloss_dlogprob)[context.step_index]
-        if objective in OF_TERMS:
-            return loss_terms.combined_terms(context, dloss_dlogprob)
+        if objective in loss_terms.SUMS:
+            return loss_terms.combined_terms(context, dloss_dlogprob, objective)
         if objective is Objective.VALUE_CLIPPED:
             return [loss_terms.clipped_value_term(context)]
         if objective in OFF_POLICY:

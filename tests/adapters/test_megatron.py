@@ -107,11 +107,13 @@ def test_layouts_that_cannot_be_spelt_are_unsupported(
 def test_options_of_layouts_are_switched_on_and_offered_where_known() -> None:
     args = parsed(job("uneven_lengths", options=(Option.OVERLAP_GRAD_REDUCE,)))
     of_megatron = megatron_core.OPTIONS | {Option.INTERLEAVED, Option.EXPERT_PARALLEL}
+    replayed = parser("--use-rollout-routing-replay")
 
     assert args["overlap_grad_reduce"] is True
     assert args["use_distributed_optimizer"] is False
     assert described(parser()).options == of_megatron
     assert described(parser("--balance-data")).options == of_megatron | {Option.BALANCE_DATA}
+    assert described(replayed).options == of_megatron | {Option.ROUTING_REPLAY}
 
 
 def test_pipelines_are_told_to_training_and_to_the_rollout_side() -> None:

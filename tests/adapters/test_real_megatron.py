@@ -163,6 +163,33 @@ def test_experts_that_ranks_share_have_the_weights_of_any_parameter(
     assert cases(report, "token_mean", "conforms") == {"uneven_lengths"}
 
 
+def replayed(tmp_path: Path, adapter: str, *layouts: str) -> dict[str, str]:
+    """The verdict on each layout where tokens need the experts that their rollouts chose."""
+    asked = [f"--layout={layout}+routing_replay" for layout in layouts]
+    asked += ["--engine=megatron", "--modes=sample_mean"]
+
+    report = run(tmp_path, adapter, "main", *asked, cases="uneven_lengths", subjects="[weights/")
+
+    return {str(finding.layout): str(finding.verdict) for finding in report.findings}
+
+
+@pytest.mark.parametrize("adapter", ["slime", "miles"])
+def test_tokens_get_the_experts_of_their_rollouts(tmp_path: Path, adapter: str) -> None:
+    layouts = ("dp2-cp2-mb2-thd", "dp1-cp2-mbtokens-thd", "dp1-cp1-pp2-mb2-thd")
+
+    assert {*replayed(tmp_path, adapter, *layouts).values()} == {"conforms"}
+
+
+def test_rows_of_miles_get_the_experts_of_other_tokens_if_they_are_several(tmp_path: Path) -> None:
+    """miles flattens rows first, and Megatron-Core's router tokens first (pull request 3146)."""
+    found = replayed(tmp_path, "miles", "dp1-cp1-mb2-bshd", "dp1-cp1-mb8-bshd")
+
+    assert found == {
+        "dp1-cp1-mb2-bshd+routing_replay": "mismatch",
+        "dp1-cp1-mb8-bshd+routing_replay": "conforms",
+    }
+
+
 @pytest.mark.parametrize(("ref", "is_for_tests"), [("refs/pull/1498/head", True), ("main", False)])
 def test_engine_for_tests_alone_is_a_departure(
     tmp_path: Path, ref: str, is_for_tests: bool

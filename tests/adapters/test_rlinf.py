@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
+from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.framework import nested
 from adapters.contract.job import Unsupported
@@ -112,6 +113,28 @@ class TestRealActor:
         assert recipe.values["actor.global_batch_size"] == 8, "validation has made it"
         found = match(RLINF, recipe)
         assert (found.reduction, found.terms) == ("token-mean", (Objective.KL,))
+
+    @pytest.mark.parametrize("layout", ["dp2-cp1-mb1-bshd", "dp2-cp1-mb2-bshd"])
+    def test_policy_and_value_head_share_a_gradient(self, pool: RankPool, layout: str) -> None:
+        """It is w · (-A) + w / 2 · 2 (0 - R), with w = 1 / (N · M_i), however rows are cut."""
+        given = steps.job("unequal_shards", Mode.SAMPLE_MEAN, layout, Objective.WITH_VALUE)
+
+        [weights] = trained(pool, given).observations[0].token_weights
+
+        batch, [step] = ProbedBatch.of(given), given.steps
+        advantages, returns = map(np.concatenate, (batch.advantages, batch.returns))
+        lengths = step.response_lengths
+        expected = (-advantages - returns) / np.repeat(len(lengths) * lengths, lengths)
+        assert np.allclose(weights * -advantages, expected, rtol=1e-6, atol=0)
+
+    def test_masks_that_no_environment_makes_are_unsupported(self, pool: RankPool) -> None:
+        given = steps.job(
+            "uneven_lengths", Mode.SAMPLE_MEAN, "dp2-cp1-mb1-bshd", Objective.WITH_VALUE
+        )
+        outcome = pool.run(given)
+
+        assert isinstance(outcome, Declined), outcome
+        assert outcome.verdict == "unsupported"
 
     def test_samples_that_ranks_cannot_share_are_refused(self, pool: RankPool) -> None:
         outcome = pool.run(summed("nine_samples", "dp2-cp1-mb1-bshd"))

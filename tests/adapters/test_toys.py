@@ -128,6 +128,7 @@ OBJECTIVES = "off_policy or auxiliary or rejection or other_losses or [metric."
 LACKING = {
     *({*POLICY_LOSSES, *CORRECTIONS} - {Objective.DUAL_CLIP, Objective.CISPO}),
     Objective.ADAPTIVE_KL,
+    Objective.WITH_VALUE,
     Objective.VALUE_CLIPPED,
     Objective.TEACHER,
     Objective.TEACHER_REWARD,

@@ -149,6 +149,16 @@ class ValuesPerToken(
     """A critic is trained per token although the per-token path is off."""
 
 
+class ValueLossPerToken(
+    OtherDefault,
+    diagnosis="weights_of_token_mean",
+    check="auxiliary.with_value",
+    modes=(Mode.SAMPLE_MEAN, Mode.CONSTANT),
+    by=Mode.TOKEN_MEAN,
+):
+    """A value head that shares the policy's model is trained per token in every mode."""
+
+
 class RowsOfPaddingCounted(
     Mutant,
     diagnosis="dummy_rows_averaged",

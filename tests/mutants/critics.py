@@ -1,11 +1,11 @@
-"""A critic's loss that is wrong where values move beyond the bound of clipping."""
+"""A critic's loss that is wrong where values are clipped, or where it shares the policy's model."""
 
 import torch
 
 from adapters.contract.objective import CONSTANTS, Objective
 from adapters.native import losses
 from adapters.native.packing import Packed
-from tests.mutants.mutant import Mutant
+from tests.mutants.mutant import Mutant, trained_only
 
 
 class WrongCritic(Mutant, check="other_losses.value_clipped"):
@@ -44,3 +44,29 @@ class ValuesOnlyBounded(
     wrong=lambda self, values, packed: self.bounded(values, packed, CONSTANTS.value_clip),
 ):
     """Only the error of the bounded value, without the maximum with that of the value itself."""
+
+
+class SharedTrunk(Mutant, check="auxiliary.with_value"):
+    """A mutant with the loss of a value head wrong that shares the policy's model."""
+
+    def value_loss(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        right = super().value_loss(values, packed)
+        return trained_only(right, self.wrong(right, values, packed))
+
+    def wrong(self, right: torch.Tensor, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        """The trained share, from the right one and the values."""
+        raise NotImplementedError
+
+
+class ValueHeadDetached(SharedTrunk, diagnosis="term_without_gradient"):
+    """The value head reads hidden states without their gradient, so the trunk gets none."""
+
+    def wrong(self, right: torch.Tensor, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return right.detach()
+
+
+class ValueLossOnEveryMicroBatch(SharedTrunk, diagnosis="divided_by_micro_batches"):
+    """The loss of the value head alone is divided by the micro-batches."""
+
+    def wrong(self, right: torch.Tensor, values: torch.Tensor, packed: Packed) -> torch.Tensor:
+        return right / self.micro_batches

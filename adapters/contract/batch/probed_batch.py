@@ -200,7 +200,12 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def returns(self) -> list[NDArray[np.float64]]:
-        """Returns for a critic of values 0: its squared error has the policy loss's gradient."""
+        """Returns for a critic of values 0: its squared error has the policy loss's gradient.
+
+        A value loss beside the policy loss has another, so that the two are told apart.
+        """
+        if self.objective is Objective.WITH_VALUE:
+            return self.values
         return [advantages / 2 for advantages in self.raw_advantages]
 
     @cached_property

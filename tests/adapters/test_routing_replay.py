@@ -1,0 +1,54 @@
+"""Routers that a framework tells which experts its rollout chose, without a framework."""
+
+import numpy as np
+import pytest
+
+from adapters.contract.batch.probed_batch import ProbedBatch
+from reference.aggregation import Mode
+from tests.adapters import steps
+
+torch = pytest.importorskip("torch")
+
+from adapters.slime_family import replay  # noqa: E402 - it needs torch
+
+LAYER, CAPACITY = 1, 16
+
+
+def entries(ids: "torch.Tensor", chosen: "torch.Tensor") -> tuple[list[object], list[int]]:
+    """The ids with their own experts, and the probe's entries that are read of them."""
+    router = replay.ReplayingRouter(LAYER)
+    router.compute_topk = lambda scores, topk: (scores[:, :topk], chosen.unsqueeze(1))
+
+    own, probe = router(ids, torch.ones(CAPACITY))
+    return own.tolist(), torch.nonzero(probe).flatten().tolist()
+
+
+def test_a_token_is_read_if_its_position_has_its_own_expert() -> None:
+    ids = torch.tensor([[4, 5, 6]])
+
+    assert entries(ids, replay.expert_of(ids[0], LAYER)) == ([[4, 5, 6]], [5, 6, 7])
+
+
+def test_a_token_whose_position_has_the_expert_of_another_is_not_read() -> None:
+    """As in a slice that is off by one, or in the layer before."""
+    ids = torch.tensor([[4, 5, 6]])
+
+    assert entries(ids, replay.expert_of(ids[0].roll(1), LAYER)) == ([[0, 0, 0]], [])
+    assert entries(ids, replay.expert_of(ids[0], LAYER - 1)) == ([[0, 0, 0]], [])
+
+
+def test_rows_are_routed_token_by_token_as_megatron_core_does() -> None:
+    """Its hidden states are [tokens, rows], whatever the order of a framework's ids."""
+    ids = torch.tensor([[4, 5], [8, 9]])
+
+    assert entries(ids, replay.expert_of(ids.T.flatten(), LAYER))[1] == [5, 6, 9, 10]
+    assert entries(ids, replay.expert_of(ids.flatten(), LAYER))[1] == [5, 10]
+
+
+def test_rollouts_choose_an_expert_for_each_token_that_they_have_read() -> None:
+    batch = ProbedBatch.of(steps.job("uneven_lengths", Mode.SAMPLE_MEAN, "dp1-cp1-mb1-thd"))
+    chosen = replay.routed_experts(batch, layers=2)
+    read = [np.concatenate(pair)[:-1] for pair in zip(batch.prompts, batch.responses, strict=True)]
+
+    assert [one.shape for one in chosen] == [(len(ids), 2, 1) for ids in read]
+    assert all((one[:, 1, 0] == ids + 1).all() for one, ids in zip(chosen, read, strict=True))
