@@ -20,8 +20,6 @@ from adapters.verl.importing import has_default_trainer, module
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from adapters.contract.framework import Settings
-
 DIVIDED = "seq-mean-token-sum-norm"
 """verl's mode whose divisor users give."""
 
@@ -115,20 +113,3 @@ def batch_normalize(job: Job) -> bool:
     """True; raises `Unsupported` for several steps, whose batch of rollouts is more than a step."""
     require_one_step(job, "weights are normalised over a batch of rollouts, not over each step")
     return True
-
-
-def cut(sizes: BatchSizes) -> dict[str, Settings]:
-    """The options by which batches are cut into mini-batches and micro-batches."""
-    return {
-        "dp cp": {
-            "data.train_batch_size": sizes.batch,
-            "ppo_mini_batch_size": sizes.mini_batch,
-            "actor_rollout_ref.rollout.n": sizes.samples_per_prompt,
-        },
-        "mb": {
-            "ppo_micro_batch_size_per_gpu": sizes.micro_batch,
-            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": sizes.micro_batch,
-            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": sizes.micro_batch,
-        },
-        "mbtokens": {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": sizes.token_budget},
-    }

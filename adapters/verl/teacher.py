@@ -5,33 +5,10 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.objective import Objective
 from adapters.verl.importing import module
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from adapters.contract.framework import Settings
-
-LOSS_OF_TEACHER = "distillation.distillation_loss"
-TAUGHT: Settings = {
-    "distillation.enabled": True,
-    "distillation.nnodes": 1,  # of the teacher's rollout servers
-    "distillation.teacher_models.teacher_model.model_path": "teacher",
-}
-OBJECTIVES: dict[Objective, Settings] = {
-    Objective.TEACHER: {
-        **TAUGHT,
-        f"{LOSS_OF_TEACHER}.loss_mode": "k2",
-        f"{LOSS_OF_TEACHER}.use_task_rewards": False,
-        f"{LOSS_OF_TEACHER}.use_policy_gradient": False,
-    },
-    Objective.TEACHER_REWARD: {
-        **TAUGHT,
-        f"{LOSS_OF_TEACHER}.loss_mode": "k1",
-        f"{LOSS_OF_TEACHER}.use_policy_gradient": True,
-    },
-}
 
 
 def distillation_of(config: Any) -> Any:
