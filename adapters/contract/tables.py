@@ -73,7 +73,7 @@ class _Choices(BaseModel, extra="forbid"):
     objectives: dict[Objective, Text] = Field(default_factory=dict)
     only_modes: dict[Objective, Mode] = Field(default_factory=dict)
     layout: dict[str, Text] = Field(default_factory=dict)
-    always: dict[str, Any] = Field(default_factory=dict)
+    always: Text = Field(default_factory=dict)
     configurations: dict[Setting | FaultInjection, _Configurable] = Field(default_factory=dict)
     metrics: dict[Metric, str] = Field(default_factory=dict)
     conventions: dict[str, Any] = Field(default_factory=dict)

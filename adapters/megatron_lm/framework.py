@@ -24,6 +24,7 @@ from adapters.toolkit.settings import (
     require_prompts_together,
     rollouts_asked_for,
     samples_per_step,
+    twice_the_steps,
 )
 from reference.aggregation import Mode
 
@@ -106,11 +107,6 @@ def averages(job: Job) -> bool:
     if job.aggregation.mode is Mode.TOKEN_MEAN:
         raise Unsupported("Cannot average in collective when calculating per-token loss!")
     return True
-
-
-def twice_the_steps(job: Job) -> int:
-    """The optimizer steps of two epochs."""
-    return 2 * len(job.steps)
 
 
 _FILE = RecordFile(

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from adapters.contract.job import Column
-from adapters.contract.objective import Objective
-from adapters.contract.tables import read_departures
+from adapters.contract.tables import RecordFile
 from adapters.engines.shells import ZEROED
-from adapters.slime_family.framework import (
-    BOUNDED,
-    CORRECTION,
-    FAMILY,
-    OBSERVED_ENTROPY,
-    ON_MEGATRON,
-)
+from adapters.slime_family.framework import FAMILY, ON_MEGATRON, with_icepop
 from adapters.toolkit.settings import WITH_CRITIC
 
 if TYPE_CHECKING:
@@ -58,53 +50,22 @@ STATED = dict.fromkeys(
 )
 """Rules that miles states of columns; tests/fast/backends/training_utils/loss/test_opd.py."""
 
-ICEPOP = {
-    **BOUNDED,
-    CORRECTION: "miles.backends.training_utils.loss_hub.corrections.icepop_function",
-}
+_FILE = RecordFile("adapters.miles")
 
-MEGATRON = replace(
-    ON_MEGATRON,
-    objectives={**ON_MEGATRON.objectives, Objective.ICEPOP: ICEPOP},
-    always={**ON_MEGATRON.always, OBSERVED_ENTROPY: True},
-    departures=(
-        *ON_MEGATRON.departures,
-        *read_departures("adapters.miles"),
-        *read_departures("adapters.miles", "megatron"),
-    ),
-)
 
-FSDP = replace(
-    FAMILY,
-    objectives={
-        Objective.ICEPOP: ICEPOP,
-        **{one: chosen for one, chosen in FAMILY.objectives.items() if one not in WITH_CRITIC},
-    },
-    always={
-        **FAMILY.always,
-        OBSERVED_ENTROPY: True,
-        "--train-backend": "fsdp",
-        "--debug-train-only": True,
-        "--actor-num-gpus-per-node": lambda job: job.layout.world_size,
-        "--lr": 0,
-        "--clip-grad": math.inf,
-    },
-    departures=(
-        *FAMILY.departures,
-        *read_departures("adapters.miles"),
-        *read_departures("adapters.miles", "fsdp"),
-        ZEROED,
-    ),
-)
+def _of_miles(record: Framework) -> Framework:
+    """The record of an engine of the lineage, with what all engines of miles have."""
+    return with_icepop(
+        _FILE.variant("miles", base=record), "miles.backends.training_utils.loss_hub.corrections"
+    )
+
+
+_OBJECTIVES = {one: of for one, of in FAMILY.objectives.items() if one not in WITH_CRITIC}
+
+MEGATRON = _FILE.variant("megatron", base=_of_miles(ON_MEGATRON))
+FSDP = _FILE.variant("fsdp", ZEROED, base=_of_miles(replace(FAMILY, objectives=_OBJECTIVES)))
 
 
 def ci_record(record: Framework) -> Framework:
-    """The record of versions that run an engine in tests alone, which expect positive entropies."""
-    return replace(
-        record,
-        always={**record.always, "--ci-test": True, "--ci-disable-logprobs-checker": True},
-        departures=(
-            *read_departures("adapters.miles", "ci"),
-            *record.departures,
-        ),
-    )
+    """The record of versions that run an engine in tests alone."""
+    return _FILE.variant("ci", base=record)

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Layout
-from adapters.contract.objective import Objective
-from adapters.contract.tables import read_departures
+from adapters.contract.tables import RecordFile
 from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import conventions, sample_unit
 from adapters.slime_family.driving import LOG, MANAGER, as_dictionaries
-from adapters.slime_family.framework import BOUNDED, CORRECTION, ON_MEGATRON, TOGETHER
+from adapters.slime_family.framework import ON_MEGATRON, TOGETHER, with_icepop
 from adapters.slime_family.megatron import MegatronAdapter
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.imports import import_from
@@ -42,21 +40,10 @@ LOGS = (
 )
 """The function that aggregates logs, by version."""
 
-SLIME = replace(
-    ON_MEGATRON,
-    objectives={
-        **ON_MEGATRON.objectives,
-        Objective.ICEPOP: {
-            **BOUNDED,
-            CORRECTION: "slime.backends.megatron_utils.loss.icepop_function",
-        },
-    },
-    departures=(
-        *ON_MEGATRON.departures,
-        *read_departures("adapters.slime"),
-    ),
+SLIME = with_icepop(
+    RecordFile("adapters.slime").variant("slime", base=ON_MEGATRON),
+    "slime.backends.megatron_utils.loss",
 )
-"""The record of slime."""
 
 
 class SlimeAdapter(MegatronAdapter):

@@ -18,9 +18,6 @@ from adapters.contract import Adapter, Assumed, Depth, Documented, code_location
 from adapters.contract.objective import OF_CRITIC, Objective
 from adapters.slime_family import importing
 from adapters.slime_family.framework import (
-    BOUNDED,
-    COMPARING,
-    CORRECTION,
     DIVISOR,
     FAMILY,
     MODE,
@@ -28,6 +25,7 @@ from adapters.slime_family.framework import (
     PER_TOKEN,
     REDUCER,
     version_record,
+    with_icepop,
 )
 from adapters.toolkit.imports import found
 from adapters.toolkit.settings import CommandLine
@@ -36,6 +34,8 @@ from reference.aggregation import (
     Compared,
     DenominatorMask,
     EstimatorConventions,
+    Lone,
+    Rejected,
     SampleUnit,
     TokenSet,
 )
@@ -104,10 +104,10 @@ class LineageAdapter(Adapter):
         version = version_record(self.framework, partial(importing.has, self.parser))
         missing = self.missing()
         kept = {one: chosen for one, chosen in version.objectives.items() if one not in missing}
-        if Objective.ICEPOP in kept:
-            home = self.module(*self.corrections).__name__
-            kept[Objective.ICEPOP] = {**BOUNDED, CORRECTION: f"{home}.icepop_function"}
-        return replace(version, objectives=kept)
+        found = replace(version, objectives=kept)
+        if Objective.ICEPOP not in kept:
+            return found
+        return with_icepop(found, self.module(*self.corrections).__name__)
 
     def missing(self) -> set[Objective]:
         """The objectives that the framework does not have, although their options exist."""
@@ -244,7 +244,8 @@ def conventions(
         **_denominator_mask(of_version, sample_unit),
         **dict.fromkeys(("entropy", "kl", "diagnostics"), auxiliary),
         "compared": Assumed(Compared.SAMPLES),
-        **COMPARING,
+        "rejected_rewards": Assumed(Rejected.COUNTED),
+        "lone_reward": Assumed(Lone.ZERO),
         "of_returns": Assumed(EstimatorConventions()),
         "of_values": Assumed(OF_TRAINED_TOKENS),
     }

@@ -235,6 +235,16 @@ def response_limit(job: Job) -> int:
     return 1 + longest_response(job)
 
 
+def twice_the_steps(job: Job) -> int:
+    """The optimizer steps of two epochs."""
+    return 2 * len(job.steps)
+
+
+def after_the_steps(job: Job) -> int:
+    """The number of a step that is not reached."""
+    return 1 + len(job.steps)
+
+
 def half_of_ranks(job: Job) -> int:
     """The ranks of each of two groups."""
     return job.layout.world_size // 2

@@ -9,7 +9,7 @@ from adapters.contract.job import Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.grpo import OF_VALUES
-from adapters.toolkit.settings import samples_per_step, whole_divisor
+from adapters.toolkit.settings import after_the_steps, samples_per_step, whole_divisor
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -54,11 +54,6 @@ def mini_batch(job: Job) -> int:
 def mesh(job: Job) -> tuple[int]:
     """The shape of the mesh of devices."""
     return (job.layout.dp,)
-
-
-def after_the_steps(job: Job) -> int:
-    """The number of a step that is not reached."""
-    return len(job.steps) + 1
 
 
 TUNIX = RecordFile(
