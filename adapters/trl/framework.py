@@ -65,5 +65,7 @@ RLOO = _FILE.variant("rloo", *_GENERATING, base=_TRL)
 ASYNC = _FILE.variant("async", base=_TRL)
 
 # With Liger-Kernel, TRL logs no entropies.
-_METRICS = {metric: name for metric, name in GRPO.metrics.items() if metric != Metric.ENTROPY}
+_METRICS: dict[Metric, str] = {
+    metric: name for metric, name in GRPO.metrics.items() if metric != Metric.ENTROPY
+}
 LIGER = _FILE.variant("liger", base=replace(GRPO, metrics=_METRICS))
