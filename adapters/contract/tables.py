@@ -25,6 +25,7 @@ from adapters.contract.description import (
 )
 from adapters.contract.framework import Configurable, Framework, OptionRow, Settings
 from adapters.contract.job import FaultInjection, Setting
+from adapters.contract.layout import expanded
 from adapters.contract.objective import (
     ADVANTAGE_CONSTANTS,
     CONSTANTS,
@@ -34,6 +35,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from adapters.contract.recipe import flat
 from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
@@ -84,6 +86,7 @@ class _Choices(BaseModel, extra="forbid"):
     defaults: list[dict[str, Any]] = Field(default_factory=list)
     options: Rows = Field(default_factory=list)
     departures: Rows = Field(default_factory=list)
+    driven: list[str] = Field(default_factory=list)
     largest_tp: int = 1
     largest_pp: int = 1
 
@@ -180,6 +183,7 @@ def _extended(
         defaults={**base.defaults, **_defaults(own.defaults)},
         options=(*base.options, *_options(own.options)),
         departures=(*base.departures, *_departures(own.departures), *departures),
+        driven=tuple(one for each in own.driven for one in expanded(each)) or base.driven,
         largest_tp=max(base.largest_tp, own.largest_tp),
         largest_pp=max(base.largest_pp, own.largest_pp),
     )
@@ -203,7 +207,7 @@ class _Reader:
             return dict(self._value(text)) if given else self.settings(self.shared[text])
         if isinstance(text, list):
             return {name: one for part in text for name, one in self.settings(part).items()}
-        return {name: self._value(one) for name, one in _flat(text)}
+        return {name: self._value(one) for name, one in flat(text)}
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, list):
@@ -222,15 +226,6 @@ class _Reader:
 def _of_job(attribute: str) -> Callable[[Any], Any]:
     """The function that returns an attribute of a job; the same one for the same attribute."""
     return attrgetter(attribute)
-
-
-def _flat(table: Mapping[str, Any], section: str = "") -> Iterable[tuple[str, Any]]:
-    """Yield the values of tables within tables by dotted names; an empty table is a value."""
-    for name, value in table.items():
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{section}{name}.")
-        else:
-            yield f"{section}{name}", value
 
 
 _TYPES = get_type_hints(Conventions)
@@ -259,7 +254,7 @@ def _defaults(tables: Iterable[Mapping[str, Any]]) -> dict[str, Documented[Any]]
     return {
         name: Documented(value, table["where"])
         for table in tables
-        for name, value in _flat(table)
+        for name, value in flat(table)
         if name != "where"
     }
 

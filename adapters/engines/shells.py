@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from adapters.contract import Adapter, Layout, Option
@@ -23,11 +22,8 @@ if TYPE_CHECKING:
 
     MicroBatches = int | Literal["uneven", "tokens"]
 
-RANKS, SHARED = ((1, 1), (2, 1), (4, 1)), ((1, 2), (2, 2))
-"""(dp, cp) of data parallelism, and of sequence or context parallelism, on up to 4 ranks."""
-
-ON_FOUR = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-"""Both of them, small worlds first."""
+RANKS = ((1, 1), (2, 1), (4, 1))
+"""(dp, cp) of data parallelism on up to 4 ranks."""
 
 NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = read_departures(
     "adapters.engines", "steps"
@@ -43,12 +39,6 @@ PARALLEL = (
     "--pipeline-model-parallel-size",
 )
 """Options of Megatron's command line: how many ranks share sequences, layers and a pipeline."""
-
-IN_PARALLEL: dict[str, Settings] = {
-    part: {option: attrgetter(f"layout.{part}")}
-    for part, option in zip(("cp", "tp", "pp"), PARALLEL, strict=True)
-}
-"""The options that parts of a layout set on that command line, as in `Framework.layout`."""
 
 DEFAULT_STAGE = 2
 STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}
@@ -67,16 +57,6 @@ def cuts(
         for parts in micro_batches
         for storage in formats
     ]
-
-
-def ordered(layouts: Iterable[Layout]) -> list[Layout]:
-    """The layouts, those of few ranks first."""
-    return sorted(layouts, key=lambda layout: layout.world_size)
-
-
-def variants(cut: Sequence[str], options: Iterable[Option] = STAGES) -> list[Layout]:
-    """Layouts, given in words, with each of several options: stages of ZeRO, if not given."""
-    return [Layout.parse(f"{layout}+{option}") for option in options for layout in cut]
 
 
 class InOneRun(Adapter):

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Assumed
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Refused, Unsupported
-from adapters.contract.layout import Layout, Option, grids
-from adapters.engines.shells import cuts
 from adapters.miles import driving
 from adapters.miles.driving import engine, import_miles, module
 from adapters.miles.framework import (
@@ -51,6 +49,7 @@ if TYPE_CHECKING:
     from adapters.contract import LogEntry, Rank
     from adapters.contract.description import Convention
     from adapters.contract.framework import Framework
+    from adapters.contract.layout import Layout
     from adapters.miles.model import FsdpPolicy
 
 
@@ -68,7 +67,6 @@ class MilesMegatronAdapter(MegatronAdapter):
     keepers, stated = KEEPERS, STATED
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
-    padded_layouts = tuple(cuts(grids(largest=8), "bshd", micro_batches=(1, 2)))
 
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""
@@ -136,16 +134,6 @@ class MilesFsdpAdapter(LineageAdapter):
     keepers, stated = KEEPERS, STATED
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
-
-    def layouts(self) -> Sequence[Layout]:
-        """Data parallelism on up to 4 ranks, packed: the engine supports nothing else."""
-        return [
-            Layout(dp=dp, micro_batches=micro_batches, format="thd", options=chosen)
-            for dp in (1, 2, 4)
-            for micro_batches in (1, 2, "tokens")
-            for chosen in ((), (Option.BALANCE_DATA,))
-            if dp == 2 or not chosen
-        ]
 
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""

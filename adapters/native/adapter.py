@@ -11,7 +11,7 @@ from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.framework import Framework
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
-from adapters.contract.layout import Layout, grids
+from adapters.contract.layout import Layout, expanded
 from adapters.contract.objective import Metric, Objective
 from adapters.native import options
 from reference.aggregation import Aggregation, Mode
@@ -44,13 +44,9 @@ class NativeAdapter(Adapter):
 
     def layouts(self) -> Sequence[Layout]:
         """Every dp × cp of powers of two on up to 8 ranks; one number of micro-batches on 8."""
-        return [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
-            for dp, cp in grids(largest=8)
-            for micro_batches in (1, 2, "uneven")
-            for storage in ("thd", "bshd")
-            if dp * cp < 8 or micro_batches == 2
-        ]
+        of_four = "{dp1-cp1,dp1-cp2,dp2-cp1,dp1-cp4,dp2-cp2,dp4-cp1}"
+        plain = expanded(f"{of_four}-mb{{1,2,uneven}}-{{thd,bshd}}")
+        return [*plain, *expanded("{dp2-cp4,dp4-cp2}-mb2-{thd,bshd}")]
 
     def load(self, source: Path | None) -> None:
         """Do nothing: the framework is imported with the adapter."""

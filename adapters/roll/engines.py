@@ -10,8 +10,8 @@ from unittest import mock
 
 import numpy as np
 
-from adapters.contract.layout import PIPELINES, Layout, Option, grids
-from adapters.engines.shells import ON_FOUR, OnFsdp, OnMegatron, cuts, ordered
+from adapters.contract.layout import Option
+from adapters.engines.shells import OnFsdp, OnMegatron
 from adapters.roll.adapter import RollAdapter
 from adapters.roll.framework import FSDP2, MEGATRON, SIZES, rows_differ
 from adapters.roll.importing import module
@@ -47,18 +47,6 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
     log_probs = FSDP2_STRATEGY, "log_probs_from_logits"
     entropies = "utils.functionals", "entropy_from_logits"
 
-    def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks and Ulysses of 2, with padded rows (bshd).
-
-        Only Megatron's strategy cuts micro-batches by tokens.
-        """
-        return [
-            *(one for one in cuts(ON_FOUR, "bshd") if one.micro_batches != "tokens"),
-            Layout(dp=4, micro_batches=2, options=(Option.HYBRID_SHARDING,)),
-            Layout(dp=2, micro_batches=2, options=(Option.TWO_EPOCHS,)),
-            Layout(dp=2, micro_batches=2, options=(Option.POLICY_GRADIENT_WORKER,)),
-        ]
-
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
         """A worker whose optimizer tells the gradient."""
         from adapters.roll.driving import TrainedWorker, new_worker
@@ -86,20 +74,6 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
     engine_module = MEGATRON_STRATEGY
     log_probs = MEGATRON_STRATEGY, "vocab_parallel_logprobs"
     entropies = MEGATRON_STRATEGY, "vocab_parallel_entropy"
-
-    def layouts(self) -> list[Layout]:
-        """Data × context parallelism on up to 4 ranks, options and pipelines, with padded rows."""
-        of_four = Layout(dp=2, cp=2, micro_batches=2)
-        return ordered(
-            [
-                *cuts(grids(largest=4), "bshd"),
-                *(replace(of_four, options=(option,)) for option in OF_REPLICAS),
-                *(replace(pipeline, format="bshd") for pipeline in PIPELINES),
-                Layout(pp=2, micro_batches=2, options=(Option.INTERLEAVED,)),
-                Layout(dp=2, micro_batches=2, format="thd"),
-                Layout(cp=2, micro_batches=2, format="thd"),
-            ]
-        )
 
     def load(self, source: Path | None) -> None:
         """Import ROLL with its Megatron engine."""

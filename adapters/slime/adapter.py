@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.job import Unsupported
-from adapters.contract.layout import Layout
 from adapters.contract.tables import RecordFile
 from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import conventions, sample_unit
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.description import Convention
     from adapters.contract.job import Job, LogEntry
+    from adapters.contract.layout import Layout
 
 
 UNIFIED_LOGS = "backends.training_utils.log_utils"
@@ -62,11 +62,6 @@ class SlimeAdapter(MegatronAdapter):
         f"{MANAGER}._convert_samples_to_train_data",
         "backends.megatron_utils.loss:get_pg_loss_reducer",
         *LOGS,
-    )
-    # Only versions 0.2 have this format.
-    padded_layouts = (
-        Layout(micro_batches=2, format="bshd"),
-        Layout(dp=2, cp=2, micro_batches=2, format="bshd"),
     )
 
     def load(self, source: Path | None) -> None:

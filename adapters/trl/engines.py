@@ -5,9 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract import Layout
 from adapters.contract.description import BatchProperty
-from adapters.engines.shells import RANKS, cuts
 from adapters.engines.trainers import OnDeepspeed, OnFsdp2, sharded, zero_record
 from adapters.trl import importing
 from adapters.trl.adapter import GrpoAdapter, RlooAdapter, TrlAdapter
@@ -16,7 +14,7 @@ from adapters.trl.framework import ASYNC, GRPO, LIGER
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Observation, Rank
+    from adapters.contract import Description, Job, Layout, Observation, Rank
     from adapters.trl.driving import TrlTraining
 
 
@@ -91,9 +89,8 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
     elsewhere = GRPO.options
 
     def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, with packed rows."""
-        plain = cuts(RANKS, "thd", micro_batches=(1, 2))
-        return [*plain, Layout(dp=2, micro_batches=4, format="thd")]
+        """All layouts of the record, also those with one rank, which the trainer declines."""
+        return [*self.framework.driven]
 
     def describe(self) -> Description:
         """Describe the trainer, with what its own worker never makes."""

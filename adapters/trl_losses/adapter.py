@@ -15,7 +15,6 @@ from adapters.contract.description import conventions_of
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines import grpo
-from adapters.engines.shells import cuts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract.description import Departure, Description
-    from adapters.contract.layout import Layout
     from reference.aggregation import (
         Mode,
     )
@@ -57,10 +55,6 @@ class LossAdapter(Adapter):
     default_mode: ClassVar[Mode]
     departures: ClassVar[tuple[Departure, ...]]
     """Departures of this loss function alone."""
-
-    def layouts(self) -> list[Layout]:
-        """One and two ranks and micro-batches: a loss function knows nothing else."""
-        return cuts(((1, 1), (2, 1)), "bshd", micro_batches=(1, 2))
 
     def option_names(self) -> frozenset[str]:
         """The arguments that choose the loss; none if the function takes arguments of any name."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from adapters.contract import PIPELINES, Depth, Description, Job, Layout, Observation
+from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.objective import Metric, Objective
 from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS
@@ -19,6 +19,7 @@ from conformance.runs.check import _missing
 from conformance.views.worked_step import layout_words
 from reference.aggregation import Mode
 from tests.jobs import job_of
+from tests.mutants.pipelines import PIPELINES
 from tests.pools import pool_of, trained
 
 CASE = next(case for case in CORPUS if case.name == "fully_masked_sample")
