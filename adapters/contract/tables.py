@@ -87,8 +87,20 @@ class _Choices(BaseModel, extra="forbid"):
     options: Rows = Field(default_factory=list)
     departures: Rows = Field(default_factory=list)
     driven: list[str] = Field(default_factory=list)
-    largest_tp: int = 1
-    largest_pp: int = 1
+    largest_tp: int = 0
+    largest_pp: int = 0
+
+
+class Imports(BaseModel, extra="forbid"):
+    """Packages and modules that a framework imports.
+
+    Those that are ``required`` must be installed. No step that is driven enters others: ``missing``
+    ones are stubbed unless they are installed, and ``stubbed`` ones in any case.
+    """
+
+    required: list[str] = Field(default_factory=list)
+    missing: list[str] = Field(default_factory=list)
+    stubbed: list[str] = Field(default_factory=list)
 
 
 class _Tables(_Choices):
@@ -97,6 +109,7 @@ class _Tables(_Choices):
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Rows]
 
+    imports: Imports = Field(default_factory=Imports)
     shared: dict[str, Text] = Field(default_factory=dict)
     variants: dict[str, _Choices] = Field(default_factory=dict)
 
@@ -145,48 +158,47 @@ def read_departures(package: str, table: str = "departures") -> tuple[Departure,
 _NOTHING = Framework(title="", modes={}, objectives={})
 
 
+def read_imports(package: str) -> Imports:
+    """The packages of a package's table `imports`."""
+    return _tables(package).imports
+
+
 def _extended(
     base: Framework, own: _Choices, reader: _Reader, departures: Iterable[Departure]
 ) -> Framework:
-    return replace(
-        base,
-        title=own.title or base.title,
-        scope=own.scope or base.scope,
-        missing_rewards=own.missing_rewards or base.missing_rewards,
-        modes={
-            **base.modes,
-            **{name: (mode, reader.settings(text)) for name, (mode, text) in own.modes.items()},
+    """A record with what a file adds: later entries replace earlier ones, and rows follow them."""
+    added: dict[str, Any] = {
+        "modes": {name: (mode, reader.settings(text)) for name, (mode, text) in own.modes.items()},
+        "objectives": reader.all_settings(own.objectives),
+        "only_modes": own.only_modes,
+        "layout": reader.all_settings(own.layout),
+        "always": reader.settings(own.always),
+        "configurations": {
+            what: Configurable(reader.settings(one.settings), tuple(one.words))
+            for what, one in own.configurations.items()
         },
-        objectives={**base.objectives, **reader.all_settings(own.objectives)},
-        only_modes={**base.only_modes, **own.only_modes},
-        layout={**base.layout, **reader.all_settings(own.layout)},
-        always={**base.always, **reader.settings(own.always)},
-        configurations={
-            **base.configurations,
-            **{
-                what: Configurable(reader.settings(one.settings), tuple(one.words))
-                for what, one in own.configurations.items()
-            },
-        },
-        metrics={**base.metrics, **own.metrics},
-        conventions={
-            **base.conventions,
-            **{name: _convention(name, one) for name, one in own.conventions.items()},
-        },
-        rules={**base.rules, **_by_name(own.rules)},
-        permits={**base.permits, **_by_name(own.permits)},
-        deliberate={
-            **base.deliberate,
-            **{name: _stated(one) for name, one in own.deliberate.items()},
-        },
-        fixed_modes={**base.fixed_modes, **own.fixed_modes},
-        defaults={**base.defaults, **_defaults(own.defaults)},
-        options=(*base.options, *_options(own.options)),
-        departures=(*base.departures, *_departures(own.departures), *departures),
-        driven=tuple(one for each in own.driven for one in expanded(each)) or base.driven,
-        largest_tp=max(base.largest_tp, own.largest_tp),
-        largest_pp=max(base.largest_pp, own.largest_pp),
-    )
+        "metrics": own.metrics,
+        "conventions": {name: _convention(name, one) for name, one in own.conventions.items()},
+        "rules": _by_name(own.rules),
+        "permits": _by_name(own.permits),
+        "deliberate": {name: _stated(one) for name, one in own.deliberate.items()},
+        "fixed_modes": own.fixed_modes,
+        "defaults": _defaults(own.defaults),
+        "options": _options(own.options),
+        "departures": (*_departures(own.departures), *departures),
+    }
+    joined = {
+        name: (*before, *more) if isinstance(more, tuple) else {**before, **more}
+        for name, more in added.items()
+        for before in [getattr(base, name)]
+    }
+    driven = tuple(one for each in own.driven for one in expanded(each))
+    replaced = {name: getattr(own, name) or getattr(base, name) for name in _REPLACED}
+    return replace(base, **joined, **replaced, driven=driven or base.driven)
+
+
+_REPLACED = ("title", "scope", "missing_rewards", "largest_tp", "largest_pp")
+"""Fields that a variant gives anew, if it has them."""
 
 
 @dataclass(frozen=True)

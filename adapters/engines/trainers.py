@@ -144,7 +144,7 @@ class OnFsdp2(OnPreparedEngine):
 
     def layouts(self) -> list[Layout]:
         """The layouts with several ranks."""
-        of_all = super().layouts()  # type: ignore[safe-super]
+        of_all = super().layouts()
         return [layout for layout in of_all if layout.world_size > 1]
 
     def enter_world(self, rank: Rank) -> None:
@@ -166,7 +166,7 @@ class OnDeepspeed(OnPreparedEngine):
 
     def layouts(self) -> list[Layout]:
         """All layouts with the default stage, 2, and some with the others."""
-        of_all = super().layouts()  # type: ignore[safe-super]
+        of_all = super().layouts()
         return [*of_all, *OF_STAGES]
 
     def load(self, source: Path | None) -> None:

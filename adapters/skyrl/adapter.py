@@ -22,7 +22,7 @@ from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingRedu
 from adapters.contract.objective import Metric
 from adapters.engines.shells import OnMegatron
 from adapters.skyrl import driving, importing
-from adapters.skyrl.framework import CONFIGURATIONS, FSDP, MEGATRON, PERMITTED, SKYRL
+from adapters.skyrl.framework import FSDP, MEGATRON, SKYRL
 from adapters.skyrl.importing import STUBBED, module, ppo_utils
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, has_kl_term, trained_model
@@ -80,9 +80,7 @@ class SkyRLAdapter(Adapter):
             importing.default,
             default_mode=Mode(self.mode_names[default]),
             depths=frozenset(Depth if scales_advantages else (Depth.LOSS, Depth.STEP)),
-            configurations=CONFIGURATIONS,
             rules=_rules(),
-            permits=PERMITTED,
             stubs=tuple(STUBBED),
         )
 
