@@ -179,8 +179,8 @@ def _extended(
         },
         "metrics": own.metrics,
         "conventions": {name: _convention(name, one) for name, one in own.conventions.items()},
-        "rules": _by_name(own.rules),
-        "permits": _by_name(own.permits),
+        "rules": _places(own.rules),
+        "permits": _places(own.permits),
         "deliberate": {name: _stated(one) for name, one in own.deliberate.items()},
         "fixed_modes": own.fixed_modes,
         "defaults": _defaults(own.defaults),
@@ -206,10 +206,10 @@ class _Reader:
     """Reads settings that name shared ones, constants, and values that a module gives."""
 
     shared: Mapping[str, Text]
-    values: Mapping[str, Any]
+    values: dict[str, Any]
 
     def all_settings(self, texts: Mapping[Any, Text]) -> dict[Any, Settings]:
-        """Those of each objective or part of a layout."""
+        """The settings of each objective or part of a layout."""
         return {name: self.settings(text) for name, text in texts.items()}
 
     def settings(self, text: Text) -> dict[str, Any]:
@@ -230,12 +230,15 @@ class _Reader:
             return value
         name = value[1:]
         if name.startswith("job."):
-            return _of_job(name.removeprefix("job."))
-        return self.values[name] if name in self.values else _CONSTANTS[name]
+            return _attribute(name.removeprefix("job."))
+        known = _CONSTANTS | self.values
+        if name not in known:
+            raise LookupError(f"{value} is no constant, and no value that the record is given")
+        return known[name]
 
 
 @cache
-def _of_job(attribute: str) -> Callable[[Any], Any]:
+def _attribute(attribute: str) -> Callable[[Any], Any]:
     """The function that returns an attribute of a job; the same one for the same attribute."""
     return attrgetter(attribute)
 
@@ -256,7 +259,7 @@ def _stated(text: Any) -> Convention:
     return Assumed(text)
 
 
-def _by_name(places: Mapping[str, str]) -> dict[str, str]:
+def _places(places: Mapping[str, str]) -> dict[str, str]:
     """The place of each of several rules, whose names may be separated by commas."""
     return {name: where for names, where in places.items() for name in names.split(", ")}
 
@@ -272,19 +275,19 @@ def _defaults(tables: Iterable[Mapping[str, Any]]) -> dict[str, Documented[Any]]
 
 
 def _options(rows: Rows) -> tuple[OptionRow, ...]:
-    lines = (_in_one_line(row) for row in rows)
+    lines = (_unwrapped(row) for row in rows)
     return tuple(OptionRow(tuple(row.pop("names").split(", ")), **row) for row in lines)
 
 
 def _departures(rows: Rows) -> tuple[Departure, ...]:
     return tuple(
         Departure(DepartureKind(kind), row[kind], row["why"])
-        for row in map(_in_one_line, rows)
+        for row in map(_unwrapped, rows)
         for kind in row.keys() - {"why"}
     )
 
 
-def _in_one_line(row: Mapping[str, str]) -> dict[str, str]:
+def _unwrapped(row: Mapping[str, str]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in row.items()}
 
 

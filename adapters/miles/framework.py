@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from adapters.contract.job import Column
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import ZEROED
-from adapters.slime_family.framework import FAMILY, ON_MEGATRON, with_icepop
+from adapters.slime_family.framework import FAMILY, ON_MEGATRON, icepop_record
 from adapters.toolkit.settings import WITH_CRITIC
 
 if TYPE_CHECKING:
@@ -53,17 +53,17 @@ STATED = dict.fromkeys(
 _FILE = RecordFile("adapters.miles")
 
 
-def _of_miles(record: Framework) -> Framework:
+def _miles_record(record: Framework) -> Framework:
     """The record of an engine of the lineage, with what all engines of miles have."""
-    return with_icepop(
+    return icepop_record(
         _FILE.variant("miles", base=record), "miles.backends.training_utils.loss_hub.corrections"
     )
 
 
 _OBJECTIVES = {one: of for one, of in FAMILY.objectives.items() if one not in WITH_CRITIC}
 
-MEGATRON = _FILE.variant("megatron", base=_of_miles(ON_MEGATRON))
-FSDP = _FILE.variant("fsdp", ZEROED, base=_of_miles(replace(FAMILY, objectives=_OBJECTIVES)))
+MEGATRON = _FILE.variant("megatron", base=_miles_record(ON_MEGATRON))
+FSDP = _FILE.variant("fsdp", ZEROED, base=_miles_record(replace(FAMILY, objectives=_OBJECTIVES)))
 
 
 def ci_record(record: Framework) -> Framework:

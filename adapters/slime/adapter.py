@@ -11,7 +11,7 @@ from adapters.contract.tables import RecordFile
 from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import conventions, sample_unit
 from adapters.slime_family.driving import LOG, MANAGER, as_dictionaries
-from adapters.slime_family.framework import ON_MEGATRON, TOGETHER, with_icepop
+from adapters.slime_family.framework import ON_MEGATRON, TOGETHER, icepop_record
 from adapters.slime_family.megatron import MegatronAdapter
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.imports import import_from
@@ -40,7 +40,7 @@ LOGS = (
 )
 """The function that aggregates logs, by version."""
 
-SLIME = with_icepop(
+SLIME = icepop_record(
     RecordFile("adapters.slime").variant("slime", base=ON_MEGATRON),
     "slime.backends.megatron_utils.loss",
 )

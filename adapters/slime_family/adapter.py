@@ -25,7 +25,7 @@ from adapters.slime_family.framework import (
     PER_TOKEN,
     REDUCER,
     version_record,
-    with_icepop,
+    icepop_record,
 )
 from adapters.toolkit.imports import found
 from adapters.toolkit.settings import CommandLine
@@ -107,7 +107,7 @@ class LineageAdapter(Adapter):
         found = replace(version, objectives=kept)
         if Objective.ICEPOP not in kept:
             return found
-        return with_icepop(found, self.module(*self.corrections).__name__)
+        return icepop_record(found, self.module(*self.corrections).__name__)
 
     def missing(self) -> set[Objective]:
         """The objectives that the framework does not have, although their options exist."""

@@ -101,7 +101,7 @@ FAMILY = _FILE.record(CPU_AS_CUDA)
 ON_MEGATRON = _FILE.variant("megatron", PIPELINE_STAGES, ONE_BY_ONE, base=FAMILY)
 
 
-def with_icepop(record: Framework, home: str) -> Framework:
+def icepop_record(record: Framework, home: str) -> Framework:
     """A record with IcePop, by the correction in a module."""
     chosen = {
         **record.objectives[Objective.TIS_BOUNDED],
