@@ -187,13 +187,15 @@ def _extended(
         "options": _options(own.options),
         "departures": (*_departures(own.departures), *departures),
     }
-    joined = {
+    joined: dict[str, Any] = {
         name: (*before, *more) if isinstance(more, tuple) else {**before, **more}
         for name, more in added.items()
         for before in [getattr(base, name)]
     }
     driven = tuple(one for each in own.driven for one in expanded(each))
-    replaced = {name: getattr(own, name) or getattr(base, name) for name in _REPLACED}
+    replaced: dict[str, Any] = {
+        name: getattr(own, name) or getattr(base, name) for name in _REPLACED
+    }
     return replace(base, **joined, **replaced, driven=driven or base.driven)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from adapters.contract import Adapter, Layout, Option
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
-from adapters.contract.tables import read_departures
+from adapters.contract.tables import read_departures, read_options
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.worlds import observation, set_what_ray_sets
 
@@ -29,6 +29,12 @@ NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = read_departu
     "adapters.engines", "steps"
 )
 """Departures of several frameworks."""
+
+OF_VALUES, OF_HUB, OF_DTYPE, OF_POLICIES, OF_PROMPTS = read_departures("adapters.engines", "grpo")
+"""Departures of trainers with TRL's options of GRPO."""
+
+GRPO_OPTIONS = read_options("adapters.engines")
+"""These options."""
 
 PROBED, UNCOMPILED = read_departures("adapters.engines", "models")
 """Departures of frameworks that compute log-probabilities by functions of their own."""

@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.job import Unsupported
 from adapters.contract.tables import RecordFile
-from adapters.engines import grpo
 from adapters.engines.generations import generations_of_prompt, micro_batches, schedule_of
-from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ONE_BY_ONE, ZEROED
+from adapters.engines.shells import (
+    CPU_AS_CUDA,
+    GRPO_OPTIONS,
+    NOTHING_LEARNED,
+    OF_DTYPE,
+    OF_HUB,
+    OF_POLICIES,
+    OF_PROMPTS,
+    OF_VALUES,
+    ONE_BY_ONE,
+    ZEROED,
+)
 from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit.settings import gives_advantages, step_size, whole_divisor
 
@@ -89,8 +99,8 @@ _FILE = RecordFile(
     step_size,
     runs=OF_RUNS,
 )
-_ALL = _FILE.record(*grpo.OF_ALL, *grpo.OF_GENERATING, NOTHING_LEARNED, ZEROED)
-_ALL = replace(_ALL, options=(*_ALL.options, *grpo.OPTIONS))
+_ALL = _FILE.record(OF_VALUES, OF_HUB, OF_DTYPE, OF_POLICIES, OF_PROMPTS, NOTHING_LEARNED, ZEROED)
+_ALL = replace(_ALL, options=(*_ALL.options, *GRPO_OPTIONS))
 
 MS_SWIFT = _FILE.variant("on_accelerate", base=_ALL)
 MEGATRON = _FILE.variant("megatron", CPU_AS_CUDA, ONE_BY_ONE, base=_ALL)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from adapters.contract.job import Unsupported
 from adapters.contract.layout import Option
 from adapters.contract.tables import RecordFile
-from adapters.engines import grpo
-from adapters.engines.shells import CPU_AS_CUDA, PROBED, UNCOMPILED
+from adapters.engines.shells import CPU_AS_CUDA, OF_DTYPE, OF_VALUES, PROBED, UNCOMPILED
 from adapters.open_instruct.packing import packing_of
 from adapters.toolkit import settings
 from adapters.toolkit.settings import gives_advantages, samples_per_step
@@ -63,4 +62,4 @@ OPEN_INSTRUCT = RecordFile(
     rows,
     generations,
     stage,
-).record(CPU_AS_CUDA, PROBED, UNCOMPILED, grpo.OF_DTYPE, grpo.OF_VALUES)
+).record(CPU_AS_CUDA, PROBED, UNCOMPILED, OF_DTYPE, OF_VALUES)

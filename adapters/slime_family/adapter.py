@@ -24,8 +24,8 @@ from adapters.slime_family.framework import (
     OLDER_DIVISOR,
     PER_TOKEN,
     REDUCER,
-    version_record,
     icepop_record,
+    version_record,
 )
 from adapters.toolkit.imports import found
 from adapters.toolkit.settings import CommandLine

@@ -8,9 +8,18 @@ from typing import TYPE_CHECKING
 from adapters.contract.job import Unsupported
 from adapters.contract.objective import Metric
 from adapters.contract.tables import RecordFile, read_departures
-from adapters.engines import generations, grpo
+from adapters.engines import generations
 from adapters.engines.generations import generations_of_prompt, schedule_of
-from adapters.engines.shells import NOTHING_LEARNED, ZEROED
+from adapters.engines.shells import (
+    GRPO_OPTIONS,
+    NOTHING_LEARNED,
+    OF_DTYPE,
+    OF_HUB,
+    OF_POLICIES,
+    OF_PROMPTS,
+    OF_VALUES,
+    ZEROED,
+)
 from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit import settings
 from adapters.toolkit.settings import whole_divisor
@@ -56,11 +65,11 @@ _FILE = RecordFile(
     one_more_micro_batch,
     runs=OF_RUNS,
 )
-_TRL = _FILE.record(*grpo.OF_ALL, NOTHING_LEARNED, ZEROED)
-_GENERATING = (*read_departures("adapters.trl", "generating"), *grpo.OF_GENERATING)
+_TRL = _FILE.record(OF_VALUES, OF_HUB, OF_DTYPE, NOTHING_LEARNED, ZEROED)
+_GENERATING = (*read_departures("adapters.trl", "generating"), OF_POLICIES, OF_PROMPTS)
 
 GRPO = _FILE.variant("grpo", *_GENERATING, base=_TRL)
-GRPO = replace(GRPO, options=(*GRPO.options, *grpo.OPTIONS))
+GRPO = replace(GRPO, options=(*GRPO.options, *GRPO_OPTIONS))
 RLOO = _FILE.variant("rloo", *_GENERATING, base=_TRL)
 ASYNC = _FILE.variant("async", base=_TRL)
 

@@ -14,7 +14,7 @@ from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.description import conventions_of
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.tables import RecordFile
-from adapters.engines import grpo
+from adapters.engines.shells import OF_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         Mode,
     )
 
-LOSSES = RecordFile("adapters.trl_losses").record(grpo.OF_VALUES)
+LOSSES = RecordFile("adapters.trl_losses").record(OF_VALUES)
 """The record of all loss functions with the arguments of TRL's."""
 
 

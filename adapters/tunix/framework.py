@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from adapters.contract.job import Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.generations import generations_of_prompt, schedule_of
-from adapters.engines.grpo import OF_VALUES
+from adapters.engines.shells import OF_VALUES
 from adapters.toolkit.settings import after_the_steps, samples_per_step, whole_divisor
 
 if TYPE_CHECKING:

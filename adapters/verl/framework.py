@@ -13,7 +13,7 @@ from adapters.contract.tables import RecordFile, read_departures
 from adapters.engines import router
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES, ZEROED
 from adapters.toolkit import settings
-from adapters.verl import corrections, sizes
+from adapters.verl import sizes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +32,6 @@ def _file(ranks: Callable[[Layout], int]) -> RecordFile:
     return RecordFile(
         "adapters.verl",
         settings,
-        corrections,
         sizes,
         of_engine.batch,
         of_engine.mini_batch,
