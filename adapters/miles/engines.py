@@ -23,7 +23,6 @@ from adapters.miles.framework import (
     LOG_PROBS,
     LOSSES,
     MEGATRON,
-    STATED,
     ci_record,
 )
 from adapters.slime_family import importing
@@ -64,7 +63,7 @@ class MilesMegatronAdapter(MegatronAdapter):
     framework = MEGATRON
     log_probs = LOG_PROBS
     losses, corrections = LOSSES, CORRECTIONS
-    keepers, stated = KEEPERS, STATED
+    keepers = KEEPERS
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
 
@@ -131,7 +130,7 @@ class MilesFsdpAdapter(LineageAdapter):
     framework = FSDP
     depths = frozenset({Depth.LOSS, Depth.STEP})
     losses, corrections = LOSSES, CORRECTIONS
-    keepers, stated = KEEPERS, STATED
+    keepers = KEEPERS
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.job import Column
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import ZEROED
 from adapters.slime_family.framework import FAMILY, ON_MEGATRON, icepop_record
@@ -34,21 +33,6 @@ KEEPERS = (
     AGGREGATION,
 )
 """Functions that may enforce rules of configurations and logs."""
-
-STATED = dict.fromkeys(
-    (
-        f"no_gradient.{column}"
-        for column in (
-            Column.OLD_LOG_PROBS,
-            Column.ROLLOUT_LOG_PROBS,
-            Column.REFERENCE_LOG_PROBS,
-            Column.TEACHER_LOG_PROBS,
-            Column.ADVANTAGES,
-        )
-    ),
-    "miles pull request 1966: scores produced before the update are fixed training data",
-)
-"""Rules that miles states of columns; tests/fast/backends/training_utils/loss/test_opd.py."""
 
 _FILE = RecordFile("adapters.miles")
 

@@ -10,7 +10,6 @@ from unittest import mock
 
 import numpy as np
 
-from adapters.contract.layout import Option
 from adapters.engines.shells import OnFsdp, OnMegatron
 from adapters.roll.adapter import RollAdapter
 from adapters.roll.framework import FSDP2, MEGATRON, SIZES, rows_differ
@@ -32,9 +31,6 @@ MEGATRON_STRATEGY = "distributed.strategy.megatron_strategy"
 
 OF_TOKENS = ("max_tokens_per_microbatch_in_train", "sequence_length_round_in_train")
 """Options of micro-batches by tokens."""
-
-OF_REPLICAS = (Option.DISTRIBUTED_OPTIMIZER, Option.OVERLAP_GRAD_REDUCE, Option.TWO_EPOCHS)
-"""Options that are looked at with data- and context-parallel ranks."""
 
 
 class RollFsdpAdapter(OnFsdp, RollAdapter):

@@ -64,8 +64,6 @@ class LineageAdapter(Adapter):
     corrections: ClassVar[tuple[str, ...]]  # that of corrections for another rollout policy
     keepers: ClassVar[tuple[str, ...]]
     """Functions that may enforce rules of configurations and logs, in the order of their calls."""
-    stated: ClassVar[Mapping[str, str]] = {}
-    """Rules that the framework states for all versions, each with the place."""
 
     @abstractmethod
     def rollout_field(self) -> str | None:
@@ -121,7 +119,7 @@ class LineageAdapter(Adapter):
             CommandLine.read(self.parser).default,
             depths=self.depths,
             declared=self.declared(),
-            rules={**self.stated, **stated(self.parser, self._all(self.keepers))},
+            rules={**self.framework.rules, **stated(self.parser, self._all(self.keepers))},
             stubs=tuple(importing.STUBBED),
         )
 
