@@ -77,4 +77,5 @@ OPENRLHF = RecordFile(
     target,
     samples_of_prompt=partial(samples_of_prompt, option="--rollout.n_samples_per_prompt"),
     default_stage=DEFAULT_STAGE,
+    default_bounds=(0.5, 5.0),  # typed all the same: no list, which is what the parser has
 ).record(PROBED, UNCOMPILED)
