@@ -12,9 +12,8 @@ from adapters.areal.driving import ArealAdapter
 from adapters.areal.framework import FSDP2, MEGATRON
 from adapters.areal.importing import module
 from adapters.contract.job import Depth
-from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC
-from adapters.engines.shells import ON_FOUR, OnMegatron, cuts, ordered
+from adapters.engines.shells import OnMegatron
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -45,10 +44,6 @@ class ArealFsdpAdapter(ArealAdapter):
     family = "FSDP"
     framework = FSDP2
 
-    def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks and Ulysses of 2; AReaL packs rows (thd)."""
-        return cuts(ON_FOUR, "thd")
-
     def make(self, config: Any, job: Job, rank: Rank, capacity: int) -> Any:
         """An engine around our model, whose optimizer tells the gradient."""
         from adapters.areal.model import critic, policy
@@ -75,21 +70,6 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
     engine_module = MEGATRON_ENGINE
     family = "Megatron"
     framework = MEGATRON
-
-    def layouts(self) -> list[Layout]:
-        """Data × context parallelism on up to 4 ranks, every option, and pipelines.
-
-        AReaL packs rows (thd).
-        """
-        of_two, of_four = (Layout(dp=2, cp=cp, micro_batches=2, format="thd") for cp in (1, 2))
-        further = [
-            replace(of_four, options=(Option.AVERAGE_IN_COLLECTIVE,)),
-            replace(of_four, options=(Option.OVERLAP_GRAD_REDUCE,)),
-            replace(of_two, tp=2),
-            *PIPELINES,
-            replace(of_two, dp=1, pp=2, options=(Option.INTERLEAVED,)),
-        ]
-        return ordered([*cuts(grids(largest=4), "thd"), *further])
 
     def load(self, source: Path | None) -> None:
         """Import AReaL with its Megatron engine."""

@@ -10,19 +10,13 @@ from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import import_from, provide, stub, stub_missing
+from adapters.toolkit.imports import import_from, provide, stub_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from adapters.contract.framework import Settings
-
-SERVICES = ("aiofiles", "flask", "openai", "swanlab", "tensorboardX", "trackio", "uvloop", "wandb")
-"""Packages that serve rollouts, or that follow a run."""
-
-OF_AGENTS = "areal.experimental.openai"
-"""AReaL's client and proxy of agents, whose annotations need openai."""
 
 SECTIONS = {"rejection_sampling.": "RejectionSamplingConfig", "reward_norm.": "NormConfig"}
 """Sections of an actor's options, each with the class of its configuration."""
@@ -137,8 +131,7 @@ def _prepare() -> None:
     from adapters.toolkit import worlds
 
     worlds.sum_gradients_of_all_gather()
-    stub([OF_AGENTS])
-    STUBBED.extend([*stub_missing(SERVICES), OF_AGENTS])
+    STUBBED.extend(stub_imports("adapters.areal"))
     if importlib.util.find_spec("numba") is None:
         provide("numba", njit=lambda function: function)
         STUBBED.append("numba")

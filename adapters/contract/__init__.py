@@ -28,10 +28,9 @@ from adapters.contract.job import (
     Refused,
     Unsupported,
 )
-from adapters.contract.layout import PIPELINES, InvalidLayoutError, Layout, Option, grids
+from adapters.contract.layout import InvalidLayoutError, Layout, Option
 
 __all__ = [
-    "PIPELINES",
     "Adapter",
     "Assumed",
     "BatchProperty",
@@ -53,5 +52,4 @@ __all__ = [
     "Refused",
     "Unsupported",
     "code_location",
-    "grids",
 ]

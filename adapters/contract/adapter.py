@@ -83,9 +83,9 @@ class Adapter(ABC):
         if "mode_names" not in own and own.get("framework") is not None:
             cls.mode_names = own["framework"].mode_names
 
-    @abstractmethod
     def layouts(self) -> Sequence[Layout]:
-        """The layouts to run, grouped by number of ranks."""
+        """The layouts to run, grouped by number of ranks; by default those of the record."""
+        return self.framework.driven if self.framework else ()
 
     @abstractmethod
     def load(self, source: Path | None) -> None:

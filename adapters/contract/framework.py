@@ -94,6 +94,8 @@ class Framework:
     """The value that each option is documented to have if a user does not set it."""
     options: tuple[OptionRow, ...] = ()
     departures: tuple[Departure, ...] = ()
+    driven: tuple[Layout, ...] = ()
+    """The layouts that are run, grouped by number of ranks."""
     largest_tp: int = 1
     largest_pp: int = 1
     missing_rewards: bool = False

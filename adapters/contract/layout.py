@@ -156,16 +156,17 @@ def _option(name: str, layout: str) -> Option:
         ) from None
 
 
-def grids(largest: int) -> list[tuple[int, int]]:
-    """Every (dp, cp) of 1, 2 and 4 on up to ``largest`` ranks, small worlds first."""
-    fitting = [(dp, cp) for dp in (1, 2, 4) for cp in (1, 2, 4) if dp * cp <= largest]
-    return sorted(fitting, key=lambda grid: grid[0] * grid[1])
+_ALTERNATIVES = re.compile(r"\{([^{}]*)\}")
 
 
-PIPELINES = (
-    Layout(pp=2, micro_batches=2, format="thd"),
-    Layout(pp=4, format="thd"),
-    Layout(cp=2, pp=2, micro_batches=2, format="thd"),
-    Layout(dp=2, pp=2, micro_batches="tokens", format="thd"),
-)
-"""Layouts with pipelines of two and four stages, for engines that have them."""
+def expanded(pattern: str) -> list[Layout]:
+    """The layouts of a pattern such as ``dp{1,2}-cp1-mb{2,tokens}-thd``.
+
+    Of alternatives in braces, the last ones change fastest.
+    """
+    found = _ALTERNATIVES.search(pattern)
+    if found is None:
+        return [Layout.parse(pattern)]
+    start, end = found.span()
+    alternatives = (f"{pattern[:start]}{one}{pattern[end:]}" for one in found[1].split(","))
+    return [layout for each in alternatives for layout in expanded(each)]

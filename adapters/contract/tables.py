@@ -1,40 +1,307 @@
-"""Tables of options and departures, in a file `tables.toml` beside a framework's record."""
+"""A framework's record as data, in a file `tables.toml` beside the functions that it names.
+
+`docs/adapters.md` describes its tables. Those of options and departures may be read alone.
+"""
 
 from __future__ import annotations
 
 import tomllib
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from operator import attrgetter
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from adapters.contract.description import Departure, DepartureKind
-from adapters.contract.framework import OptionRow
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+from adapters.contract.description import (
+    Assumed,
+    Convention,
+    Departure,
+    DepartureKind,
+    Documented,
+    FixedMode,
+)
+from adapters.contract.framework import Configurable, Framework, OptionRow, Settings
+from adapters.contract.job import FaultInjection, Setting
+from adapters.contract.layout import expanded
+from adapters.contract.objective import (
+    ADVANTAGE_CONSTANTS,
+    CONSTANTS,
+    ENTROPY_COEFFICIENT,
+    KL_COEFFICIENT,
+    ROUTER_COEFFICIENT,
+    Metric,
+    Objective,
+)
+from adapters.contract.recipe import flat
+from reference.aggregation import Conventions, Mode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from adapters.contract.job import Job
+
+_CONSTANTS: dict[str, Any] = {
+    **asdict(CONSTANTS),
+    **asdict(ADVANTAGE_CONSTANTS),
+    "entropy_coefficient": ENTROPY_COEFFICIENT,
+    "kl_coefficient": KL_COEFFICIENT,
+    "router_coefficient": ROUTER_COEFFICIENT,
+    "none": None,
+    "steps": lambda job: len(job.steps),
+    "samples": lambda job: sum(step.size for step in job.steps),
+}
+"""The values that the files of all frameworks may name with a ``$``."""
+
+Rows = list[dict[str, str]]
+Text = str | list[Any] | dict[str, Any]
+"""Settings in a file: a table, the name of shared or given ones, or a list of both."""
+
+
+class _Configurable(BaseModel, extra="forbid"):
+    words: list[str] = Field(default_factory=list)
+    settings: Text = Field(default_factory=dict)
+
+
+class _Choices(BaseModel, extra="forbid"):
+    """The fields of a record, or those in which one variant differs."""
+
+    title: str = ""
+    scope: str = ""
+    missing_rewards: bool = False
+    modes: dict[str, tuple[str, Text]] = Field(default_factory=dict)
+    objectives: dict[Objective, Text] = Field(default_factory=dict)
+    only_modes: dict[Objective, Mode] = Field(default_factory=dict)
+    layout: dict[str, Text] = Field(default_factory=dict)
+    always: Text = Field(default_factory=dict)
+    configurations: dict[Setting | FaultInjection, _Configurable] = Field(default_factory=dict)
+    metrics: dict[Metric, str] = Field(default_factory=dict)
+    conventions: dict[str, Any] = Field(default_factory=dict)
+    rules: dict[str, str] = Field(default_factory=dict)
+    permits: dict[str, str] = Field(default_factory=dict)
+    deliberate: dict[str, Any] = Field(default_factory=dict)
+    fixed_modes: dict[Objective, FixedMode] = Field(default_factory=dict)
+    defaults: list[dict[str, Any]] = Field(default_factory=list)
+    options: Rows = Field(default_factory=list)
+    departures: Rows = Field(default_factory=list)
+    driven: list[str] = Field(default_factory=list)
+    largest_tp: int = 0
+    largest_pp: int = 0
+
+
+class Imports(BaseModel, extra="forbid"):
+    """Packages and modules that a framework imports.
+
+    Those that are ``required`` must be installed. No step that is driven enters others: ``missing``
+    ones are stubbed unless they are installed, and ``stubbed`` ones in any case.
+    """
+
+    required: list[str] = Field(default_factory=list)
+    missing: list[str] = Field(default_factory=list)
+    stubbed: list[str] = Field(default_factory=list)
+
+
+class _Tables(_Choices):
+    """A file. Tables by other names are rows of options or departures that a version has."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, Rows]
+
+    imports: Imports = Field(default_factory=Imports)
+    shared: dict[str, Text] = Field(default_factory=dict)
+    variants: dict[str, _Choices] = Field(default_factory=dict)
+
+
+class RecordFile:
+    """The records in a package's file, with the values that it names with a ``$``.
+
+    They are functions of a job, alone or all of a module, and other values by their keywords; of
+    several with one name, the last.
+    """
+
+    def __init__(
+        self, package: str, *functions: Callable[[Job], Any] | ModuleType, **values: Any
+    ) -> None:
+        self._tables, named = _tables(package), dict[str, Any]()
+        for one in functions:
+            named |= vars(one) if isinstance(one, ModuleType) else {one.__name__: one}
+        self._reader = _Reader(self._tables.shared, named | values)
+
+    def record(self, *departures: Departure) -> Framework:
+        """The record of the whole file; ``departures`` that others share follow its own."""
+        return _extended(_NOTHING, self._tables, self._reader, departures)
+
+    def variant(
+        self, name: str, *departures: Departure, base: Framework | None = None
+    ) -> Framework:
+        """The record of an engine or a version: ``base``, if given, with what the file adds."""
+        own = self._tables.variants[name]
+        return _extended(base or _NOTHING, own, self._reader, departures)
+
+    def settings(self, shared: str) -> Settings:
+        """Shared settings by their name."""
+        return self._reader.settings(shared)
 
 
 def read_options(package: str, table: str = "options") -> tuple[OptionRow, ...]:
     """The rows of a package's table: ``names``, what they change, and a ``note``."""
-    return tuple(
-        OptionRow(tuple(row.pop("names").split(", ")), **row) for row in _rows(package, table)
-    )
+    return _options(_rows(package, table))
 
 
 def read_departures(package: str, table: str = "departures") -> tuple[Departure, ...]:
     """The departures of a package's table: a kind with what differs, and ``why`` that is safe."""
+    return _departures(_rows(package, table))
+
+
+_NOTHING = Framework(title="", modes={}, objectives={})
+
+
+def read_imports(package: str) -> Imports:
+    """The packages of a package's table `imports`."""
+    return _tables(package).imports
+
+
+def _extended(
+    base: Framework, own: _Choices, reader: _Reader, departures: Iterable[Departure]
+) -> Framework:
+    """A record with what a file adds: later entries replace earlier ones, and rows follow them."""
+    added: dict[str, Any] = {
+        "modes": {name: (mode, reader.settings(text)) for name, (mode, text) in own.modes.items()},
+        "objectives": reader.all_settings(own.objectives),
+        "only_modes": own.only_modes,
+        "layout": reader.all_settings(own.layout),
+        "always": reader.settings(own.always),
+        "configurations": {
+            what: Configurable(reader.settings(one.settings), tuple(one.words))
+            for what, one in own.configurations.items()
+        },
+        "metrics": own.metrics,
+        "conventions": {name: _convention(name, one) for name, one in own.conventions.items()},
+        "rules": _places(own.rules),
+        "permits": _places(own.permits),
+        "deliberate": {name: _stated(one) for name, one in own.deliberate.items()},
+        "fixed_modes": own.fixed_modes,
+        "defaults": _defaults(own.defaults),
+        "options": _options(own.options),
+        "departures": (*_departures(own.departures), *departures),
+    }
+    joined: dict[str, Any] = {
+        name: (*before, *more) if isinstance(more, tuple) else {**before, **more}
+        for name, more in added.items()
+        for before in [getattr(base, name)]
+    }
+    driven = tuple(one for each in own.driven for one in expanded(each))
+    replaced: dict[str, Any] = {
+        name: getattr(own, name) or getattr(base, name) for name in _REPLACED
+    }
+    return replace(base, **joined, **replaced, driven=driven or base.driven)
+
+
+_REPLACED = ("title", "scope", "missing_rewards", "largest_tp", "largest_pp")
+"""Fields that a variant gives anew, if it has them."""
+
+
+@dataclass(frozen=True)
+class _Reader:
+    """Reads settings that name shared ones, constants, and values that a module gives."""
+
+    shared: Mapping[str, Text]
+    values: dict[str, Any]
+
+    def all_settings(self, texts: Mapping[Any, Text]) -> dict[Any, Settings]:
+        """The settings of each objective or part of a layout."""
+        return {name: self.settings(text) for name, text in texts.items()}
+
+    def settings(self, text: Text) -> dict[str, Any]:
+        """Options by their dotted names; of several settings, the last one with an option wins."""
+        if isinstance(text, str):
+            given = text.startswith("$")
+            return dict(self._value(text)) if given else self.settings(self.shared[text])
+        if isinstance(text, list):
+            return {name: one for part in text for name, one in self.settings(part).items()}
+        return {name: self._value(one) for name, one in flat(text)}
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._value(one) for one in value]
+        if isinstance(value, dict):
+            return {name: self._value(one) for name, one in value.items()}
+        if not isinstance(value, str) or not value.startswith("$"):
+            return value
+        name = value[1:]
+        if name.startswith("job."):
+            return _attribute(name.removeprefix("job."))
+        known = _CONSTANTS | self.values
+        if name not in known:
+            raise LookupError(f"{value} is no constant, and no value that the record is given")
+        return known[name]
+
+
+@cache
+def _attribute(attribute: str) -> Callable[[Any], Any]:
+    """The function that returns an attribute of a job; the same one for the same attribute."""
+    return attrgetter(attribute)
+
+
+_TYPES = get_type_hints(Conventions)
+
+
+def _convention(name: str, text: Any) -> Convention:
+    """A field of `reference.aggregation.Conventions`."""
+    stated = _stated(text)
+    return replace(stated, value=TypeAdapter(_TYPES[name]).validate_python(stated.value))
+
+
+def _stated(text: Any) -> Convention:
+    """A value that is assumed, or one in a table that says ``where`` it is documented."""
+    if isinstance(text, dict) and "where" in text:
+        return Documented(**text)
+    return Assumed(text)
+
+
+def _places(places: Mapping[str, str]) -> dict[str, str]:
+    """The place of each of several rules, whose names may be separated by commas."""
+    return {name: where for names, where in places.items() for name in names.split(", ")}
+
+
+def _defaults(tables: Iterable[Mapping[str, Any]]) -> dict[str, Documented[Any]]:
+    """The defaults that each place, ``where``, documents."""
+    return {
+        name: Documented(value, table["where"])
+        for table in tables
+        for name, value in flat(table)
+        if name != "where"
+    }
+
+
+def _options(rows: Rows) -> tuple[OptionRow, ...]:
+    lines = (_unwrapped(row) for row in rows)
+    return tuple(OptionRow(tuple(row.pop("names").split(", ")), **row) for row in lines)
+
+
+def _departures(rows: Rows) -> tuple[Departure, ...]:
     return tuple(
         Departure(DepartureKind(kind), row[kind], row["why"])
-        for row in _rows(package, table)
+        for row in map(_unwrapped, rows)
         for kind in row.keys() - {"why"}
     )
 
 
-def _rows(package: str, table: str) -> list[dict[str, str]]:
-    """The rows, with every text in one line."""
-    return [
-        {name: " ".join(text.split()) for name, text in row.items()}
-        for row in _tables(package)[table]
-    ]
+def _unwrapped(row: Mapping[str, str]) -> dict[str, str]:
+    return {name: " ".join(text.split()) for name, text in row.items()}
+
+
+def _rows(package: str, table: str) -> Rows:
+    tables = _tables(package)
+    rows: Rows = {"options": tables.options, "departures": tables.departures}.get(table) or (
+        tables.__pydantic_extra__[table]
+    )
+    return rows
 
 
 @cache
-def _tables(package: str) -> dict[str, Any]:
-    return tomllib.loads(files(package).joinpath("tables.toml").read_text("utf-8"))
+def _tables(package: str) -> _Tables:
+    text = files(package).joinpath("tables.toml").read_text("utf-8")
+    return _Tables.model_validate(tomllib.loads(text))

@@ -127,6 +127,21 @@ def schedule_of(job: Job, iterations: int = 1) -> Schedule:
     return schedule
 
 
+def micro_batch_size(job: Job) -> int:
+    """The samples of a rank's micro-batch."""
+    return schedule_of(job).micro_batch_size
+
+
+def micro_batches(job: Job) -> int:
+    """The micro-batches of a rank in an optimizer step."""
+    return schedule_of(job).micro_batches
+
+
+def per_generation(job: Job) -> int:
+    """The micro-batches of a rank in a generation."""
+    return schedule_of(job).per_generation
+
+
 def _per_generation(job: Job, micro_batches: int) -> int:
     """The number of micro-batches of a generation."""
     if Option.SHARED_GENERATION in job.layout.options:

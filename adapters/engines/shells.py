@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from adapters.contract import Adapter, Layout, Option
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
-from adapters.contract.tables import read_departures
+from adapters.contract.tables import read_departures, read_options
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.worlds import observation, set_what_ray_sets
 
@@ -23,16 +22,19 @@ if TYPE_CHECKING:
 
     MicroBatches = int | Literal["uneven", "tokens"]
 
-RANKS, SHARED = ((1, 1), (2, 1), (4, 1)), ((1, 2), (2, 2))
-"""(dp, cp) of data parallelism, and of sequence or context parallelism, on up to 4 ranks."""
-
-ON_FOUR = ((1, 1), (2, 1), (1, 2), (4, 1), (2, 2))
-"""Both of them, small worlds first."""
+RANKS = ((1, 1), (2, 1), (4, 1))
+"""(dp, cp) of data parallelism on up to 4 ranks."""
 
 NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = read_departures(
     "adapters.engines", "steps"
 )
 """Departures of several frameworks."""
+
+OF_VALUES, OF_HUB, OF_DTYPE, OF_POLICIES, OF_PROMPTS = read_departures("adapters.engines", "grpo")
+"""Departures of trainers with TRL's options of GRPO."""
+
+GRPO_OPTIONS = read_options("adapters.engines")
+"""These options."""
 
 PROBED, UNCOMPILED = read_departures("adapters.engines", "models")
 """Departures of frameworks that compute log-probabilities by functions of their own."""
@@ -43,12 +45,6 @@ PARALLEL = (
     "--pipeline-model-parallel-size",
 )
 """Options of Megatron's command line: how many ranks share sequences, layers and a pipeline."""
-
-IN_PARALLEL: dict[str, Settings] = {
-    part: {option: attrgetter(f"layout.{part}")}
-    for part, option in zip(("cp", "tp", "pp"), PARALLEL, strict=True)
-}
-"""The options that parts of a layout set on that command line, as in `Framework.layout`."""
 
 DEFAULT_STAGE = 2
 STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}
@@ -67,16 +63,6 @@ def cuts(
         for parts in micro_batches
         for storage in formats
     ]
-
-
-def ordered(layouts: Iterable[Layout]) -> list[Layout]:
-    """The layouts, those of few ranks first."""
-    return sorted(layouts, key=lambda layout: layout.world_size)
-
-
-def variants(cut: Sequence[str], options: Iterable[Option] = STAGES) -> list[Layout]:
-    """Layouts, given in words, with each of several options: stages of ZeRO, if not given."""
-    return [Layout.parse(f"{layout}+{option}") for option in options for layout in cut]
 
 
 class InOneRun(Adapter):

@@ -11,8 +11,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Layout, Rank, Unsupported
+from adapters.contract.layout import expanded
 from adapters.contract.tables import read_departures
-from adapters.engines.shells import DEFAULT_STAGE, STAGES, variants
+from adapters.engines.shells import DEFAULT_STAGE, STAGES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +72,11 @@ def sharded(record: Framework) -> Framework:
     )
 
 
-CUTS_OF_STAGES = ("dp1-cp1-mb2-bshd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
+OF_STAGES = [
+    layout
+    for stage in STAGES
+    for layout in expanded(f"{{dp1-cp1-mb2,dp2-cp1-mb2,dp4-cp1-mb1}}-bshd+{stage}")
+]
 """The layouts that are run with each non-default ZeRO stage."""
 
 FROM_ARGUMENTS = (
@@ -139,7 +144,7 @@ class OnFsdp2(OnPreparedEngine):
 
     def layouts(self) -> list[Layout]:
         """The layouts with several ranks."""
-        of_all = super().layouts()  # type: ignore[safe-super]
+        of_all = super().layouts()
         return [layout for layout in of_all if layout.world_size > 1]
 
     def enter_world(self, rank: Rank) -> None:
@@ -161,8 +166,8 @@ class OnDeepspeed(OnPreparedEngine):
 
     def layouts(self) -> list[Layout]:
         """All layouts with the default stage, 2, and some with the others."""
-        of_all = super().layouts()  # type: ignore[safe-super]
-        return [*of_all, *variants(CUTS_OF_STAGES)]
+        of_all = super().layouts()
+        return [*of_all, *OF_STAGES]
 
     def load(self, source: Path | None) -> None:
         """Import DeepSpeed for CPUs before Accelerate does, then the trainer."""

@@ -6,8 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Layout, Option
-from adapters.engines.shells import ON_FOUR, InOneRun, OnMegatron, cuts, ordered
+from adapters.engines.shells import InOneRun, OnMegatron
 from adapters.megatron_lm.framework import MEGATRON_LM, OF_SEQUENCES, PER_SEQUENCE
 from adapters.toolkit.imports import found
 from adapters.toolkit.settings import CommandLine
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Framework, Settings
 
-OPTIONS = [option for option in Option if option in MEGATRON_LM.layout]
 MODULES = ("train_rl", "gpt_builders", "hybrid_builders", "model_provider")
 OF_RL = ("--grpo-", "--rl-")  # the first letters of options of reinforcement learning
 
@@ -36,22 +34,6 @@ class MegatronLmAdapter(OnMegatron, InOneRun):
     recipes = "adapters.megatron_lm.recipe:read"
     fills_up = True
     framework: ClassVar[Framework] = MEGATRON_LM
-
-    def layouts(self) -> list[Layout]:
-        """Rows on up to 4 ranks, several samples or one at a time, packed bins, and options."""
-        return ordered(
-            [
-                *cuts(ON_FOUR, "bshd"),
-                *cuts(ON_FOUR, "thd", micro_batches=("tokens",)),
-                Layout(dp=2, tp=2, micro_batches=2),
-                Layout(pp=2, micro_batches=2),
-                Layout(dp=2, pp=2, micro_batches=2),
-                Layout(dp=2, tp=2, micro_batches="tokens"),
-                Layout(pp=2, micro_batches="tokens"),
-                Layout(pp=2, micro_batches="tokens", format="thd"),
-                *(Layout(dp=2, micro_batches="tokens", options=(one,)) for one in OPTIONS),
-            ]
-        )
 
     def load(self, source: Path | None) -> None:
         """Import the trainer, with the Megatron-Core of its own repository."""

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.contract.description import Assumed, Documented
-from adapters.contract.framework import Configurable, Framework, Settings
-from adapters.contract.job import Setting, Unsupported
-from adapters.contract.layout import Option
-from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
-from adapters.contract.tables import read_departures, read_options
+from adapters.contract.job import Unsupported
+from adapters.contract.tables import RecordFile
 from adapters.engines import router
 from adapters.engines.experts import SHARED
 from adapters.engines.shells import (
     CPU_AS_CUDA,
-    IN_PARALLEL,
     NOTHING_LEARNED,
     ONE_BY_ONE,
     PIPELINE_STAGES,
@@ -24,21 +19,14 @@ from adapters.toolkit.settings import (
     gives_advantages,
     largest_micro_batch,
     prompts_per_step,
+    rank_budget,
     require_one_step,
     require_prompts_together,
     rollouts_asked_for,
     samples_per_step,
-    token_budget,
+    twice_the_steps,
 )
-from reference.aggregation import (
-    AdvantageUnit,
-    AuxiliaryAggregation,
-    Deviation,
-    DivergenceEstimator,
-    EstimatorConventions,
-    Lone,
-    Mode,
-)
+from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -46,9 +34,6 @@ if TYPE_CHECKING:
 PER_TOKEN = "--calculate-per-token-loss"
 OF_SEQUENCES = "--rl-per-sequence-loss-norm"
 PACKED = "--rl-use-sequence-packing"
-LOSS = "megatron/rl/rl_utils.py (calculate_grpo_loss)"
-ADVANTAGES = "megatron/rl/rl_utils.py (calculate_grpo_advantages)"
-RECIPE = "examples/rl/README.md, Experiment command"
 
 
 def micro_batch_size(job: Job) -> int:
@@ -56,7 +41,7 @@ def micro_batch_size(job: Job) -> int:
     return largest_micro_batch(job, _rows_asked_for(job))
 
 
-def _one_sample(job: Job) -> int:
+def one_sample(job: Job) -> int:
     """One row to a micro-batch; raises `Unsupported` if it has several samples."""
     if job.layout.format == "thd" or micro_batch_size(job) > 1:
         raise Unsupported(
@@ -89,15 +74,17 @@ def global_batch_size(job: Job) -> int:
     return filled
 
 
-def _group_size(job: Job) -> int:
+def group_size(job: Job) -> int:
+    """The rollouts that are asked for of each prompt."""
     return 1 if gives_advantages(job) else rollouts_asked_for(job)
 
 
-def _prompts_of_collection(job: Job) -> int:
-    return len(job.steps) * global_batch_size(job) // _group_size(job)
+def prompts_of_collection(job: Job) -> int:
+    """The prompts of one collection of rollouts."""
+    return len(job.steps) * global_batch_size(job) // group_size(job)
 
 
-def _longest(job: Job) -> int:
+def longest_sequence(job: Job) -> int:
     """The longest sequence, in slices of one length for context-parallel ranks."""
     lengths = (step.prompt_lengths + step.response_lengths for step in job.steps)
     return _sliced(job, max(int(one.max()) for one in lengths))
@@ -109,117 +96,35 @@ def _sliced(job: Job, length: int) -> int:
     return -(-length // slices) * slices
 
 
-def _bin(job: Job) -> int:
+def bin_size(job: Job) -> int:
     """The tokens of a bin, which holds at least the longest sequence."""
     require_one_step(job, "bins, and not samples, are dealt to the optimizer steps of a collection")
-    return max(_longest(job), _sliced(job, token_budget(job.steps, job.layout.dp)))
+    return max(longest_sequence(job), _sliced(job, rank_budget(job)))
 
 
-def _averages(job: Job) -> bool:
+def averages(job: Job) -> bool:
     """Whether the collective averages; raises `Unsupported` with a loss per token."""
     if job.aggregation.mode is Mode.TOKEN_MEAN:
         raise Unsupported("Cannot average in collective when calculating per-token loss!")
     return True
 
 
-CLIPPED = {
-    "--grpo-clamp-eps-lower": CONSTANTS.clip_low,
-    "--grpo-clamp-eps-upper": CONSTANTS.clip_high,
-}
-PENALTY = {"--grpo-kl-beta": KL_COEFFICIENT}
-CORRECTED = {
-    "--rl-inference-logprobs-is-correction": True,
-    "--rl-importance-sampling-truncation-coef": CONSTANTS.truncation,
-}
-
-PER_SEQUENCE: dict[str, tuple[str, Settings]] = {
-    "rl_per_sequence_loss_norm": (Mode.SAMPLE_MEAN, {PER_TOKEN: True, OF_SEQUENCES: True})
-}
-"""A mode of pull request 6113, which is not merged."""
-
-MEGATRON_LM = Framework(
-    title="Megatron-LM",
-    scope="Options of `train_rl.py`.",
-    modes={
-        "micro_batch_size=1": (Mode.SAMPLE_MEAN, {"--micro-batch-size": _one_sample}),
-        "calculate_per_token_loss": (Mode.TOKEN_MEAN, {PER_TOKEN: True}),
-    },
-    objectives={
-        Objective.POLICY: {},
-        Objective.OFF_POLICY: CLIPPED,
-        Objective.TIS_TOKEN: {**CLIPPED, **CORRECTED},
-        Objective.KL: PENALTY,
-        Objective.GROUP_NORMALISED: {},
-        Objective.ROUTER: router.TYPED,
-    },
-    layout={
-        "mb": {"--seq-length": _longest},
-        "mbtokens-bshd": {"--seq-length": _longest},
-        "mbtokens-thd": {PACKED: True, "--seq-length": _bin},
-        **IN_PARALLEL,
-        Option.AVERAGE_IN_COLLECTIVE: {"--ddp-average-in-collective": _averages},
-        Option.DISTRIBUTED_OPTIMIZER: {"--use-distributed-optimizer": True},
-        Option.EXPERT_PARALLEL: {"--expert-model-parallel-size": SHARED, "--num-experts": SHARED},
-        Option.OVERLAP_GRAD_REDUCE: {"--overlap-grad-reduce": True},
-        Option.TWO_EPOCHS: {
-            "--grpo-iterations": 2,
-            "--train-iters": lambda job: 2 * len(job.steps),
-        },
-    },
-    always={
-        "--perform-rl-step": True,
-        "--micro-batch-size": micro_batch_size,
-        "--global-batch-size": global_batch_size,
-        "--grpo-prompts-per-step": _prompts_of_collection,
-        "--grpo-group-size": _group_size,
-        "--grpo-iterations": 1,
-        "--grpo-kl-beta": 0.0,
-        "--train-iters": lambda job: len(job.steps),
-        "--lr": 0.0,
-        "--weight-decay": 0.0,
-        "--clip-grad": 0.0,
-        "--num-layers": lambda job: job.layout.pp,
-        "--hidden-size": 8,
-        "--num-attention-heads": 2,
-        "--max-position-embeddings": 4096,
-        "--transformer-impl": "local",
-        "--tensorboard-dir": ".",
-    },
-    configurations={
-        Setting.KL: Configurable(PENALTY, ("kl",)),
-    },
-    metrics={
-        Metric.POLICY_LOSS: "lm loss",
-        Metric.RATIO: "rl/pi_over_pi_old",
-        Metric.KL: "rl/kl_term",
-    },
-    conventions={
-        "kl": Documented(AuxiliaryAggregation.WITH_POLICY_LOSS, LOSS),
-        "kl_estimator": Assumed(DivergenceEstimator.K3),
-        "logged_kl": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-        "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-        "logged_policy_loss": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-        "advantage_unit": Documented(AdvantageUnit.SAMPLE, ADVANTAGES),
-        "of_groups": Documented(EstimatorConventions(std_epsilon=1e-4), ADVANTAGES),
-        "deviation": Documented(Deviation.BIASED, ADVANTAGES),
-        "lone_reward": Assumed(Lone.ZERO),
-    },
-    # `prepare_data_for_update` says that the rows it pads with contribute nothing to the loss. That
-    # is true of their tokens.
-    deliberate={
-        "filling_rows_counted": Assumed(
-            "rows of padding are micro-batches of their own, and the mean is over all of these"
-        ),
-    },
-    options=read_options("adapters.megatron_lm"),
-    departures=(
-        *read_departures("adapters.megatron_lm"),
-        NOTHING_LEARNED,
-        ZEROED,
-        CPU_AS_CUDA,
-        PIPELINE_STAGES,
-        ONE_BY_ONE,
-    ),
-    largest_tp=2,
-    largest_pp=4,
+_FILE = RecordFile(
+    "adapters.megatron_lm",
+    micro_batch_size,
+    one_sample,
+    global_batch_size,
+    group_size,
+    prompts_of_collection,
+    longest_sequence,
+    bin_size,
+    averages,
+    twice_the_steps,
+    experts=SHARED,
+    router=router.TYPED,
 )
+
+MEGATRON_LM = _FILE.record(NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE)
+
+PER_SEQUENCE = _FILE.variant("per_sequence").modes
+"""A mode of pull request 6113, which is not merged."""

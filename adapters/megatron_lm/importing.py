@@ -12,14 +12,13 @@ from adapters.toolkit.imports import (
     WrongSourceError,
     add_names_of_newer_python,
     import_from,
-    stub_missing,
+    stub_imports,
 )
 from adapters.toolkit.worlds import sum_gradients_of_all_gather
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-PACKAGES = ("aiohttp", "flask", "hypercorn", "openai", "quart", "uvloop", "wandb", "zmq")
 STUBBED: list[str] = []  # packages that were stubbed in this process
 
 
@@ -31,7 +30,7 @@ def import_training(source: Path | None) -> None:
     sum_gradients_of_all_gather()
     add_names_of_newer_python("override")
     provide_partition()
-    STUBBED.extend(stub_missing(PACKAGES))
+    STUBBED.extend(stub_imports("adapters.megatron_lm"))
     import_from("megatron", [source] if source else [])
     core = importlib.import_module("megatron.core")
     if source is not None and not str(core.__file__).startswith(str(source.resolve())):

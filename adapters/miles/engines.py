@@ -16,8 +16,7 @@ from unittest import mock
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Assumed
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Refused, Unsupported
-from adapters.contract.layout import Layout, Option, grids
-from adapters.engines.shells import cuts
+from adapters.contract.layout import Option
 from adapters.miles import driving
 from adapters.miles.driving import engine, import_miles, module
 from adapters.miles.framework import (
@@ -27,7 +26,6 @@ from adapters.miles.framework import (
     LOG_PROBS,
     LOSSES,
     MEGATRON,
-    STATED,
     ci_record,
 )
 from adapters.slime_family import importing
@@ -53,6 +51,7 @@ if TYPE_CHECKING:
     from adapters.contract import LogEntry, Rank
     from adapters.contract.description import Convention
     from adapters.contract.framework import Framework
+    from adapters.contract.layout import Layout
     from adapters.miles.model import FsdpPolicy
 
 
@@ -67,14 +66,9 @@ class MilesMegatronAdapter(MegatronAdapter):
     framework = MEGATRON
     log_probs = LOG_PROBS
     losses, corrections = LOSSES, CORRECTIONS
-    keepers, stated = KEEPERS, STATED
+    keepers = KEEPERS
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
-    padded_layouts = tuple(cuts(grids(largest=8), "bshd", micro_batches=(1, 2)))
-    replaying_layouts = (
-        *MegatronAdapter.replaying_layouts,
-        Layout(micro_batches=2, format="bshd", options=(Option.ROUTING_REPLAY,)),
-    )
 
     @cached_property
     def record(self) -> Framework:
@@ -161,19 +155,9 @@ class MilesFsdpAdapter(LineageAdapter):
     framework = FSDP
     depths = frozenset({Depth.LOSS, Depth.STEP})
     losses, corrections = LOSSES, CORRECTIONS
-    keepers, stated = KEEPERS, STATED
+    keepers = KEEPERS
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
-
-    def layouts(self) -> Sequence[Layout]:
-        """Data parallelism on up to 4 ranks, packed: the engine supports nothing else."""
-        return [
-            Layout(dp=dp, micro_batches=micro_batches, format="thd", options=chosen)
-            for dp in (1, 2, 4)
-            for micro_batches in (1, 2, "tokens")
-            for chosen in ((), (Option.BALANCE_DATA,))
-            if dp == 2 or not chosen
-        ]
 
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.job import Column
-from adapters.contract.objective import Objective
-from adapters.contract.tables import read_departures
+from adapters.contract.tables import RecordFile
 from adapters.engines.shells import ZEROED
-from adapters.slime_family.framework import (
-    BOUNDED,
-    CORRECTION,
-    FAMILY,
-    OBSERVED_ENTROPY,
-    ON_MEGATRON,
-)
+from adapters.slime_family.framework import FAMILY, ON_MEGATRON, icepop_record
 from adapters.toolkit.settings import WITH_CRITIC
 
 if TYPE_CHECKING:
@@ -43,68 +34,22 @@ KEEPERS = (
 )
 """Functions that may enforce rules of configurations and logs."""
 
-STATED = dict.fromkeys(
-    (
-        f"no_gradient.{column}"
-        for column in (
-            Column.OLD_LOG_PROBS,
-            Column.ROLLOUT_LOG_PROBS,
-            Column.REFERENCE_LOG_PROBS,
-            Column.TEACHER_LOG_PROBS,
-            Column.ADVANTAGES,
-        )
-    ),
-    "miles pull request 1966: scores produced before the update are fixed training data",
-)
-"""Rules that miles states of columns; tests/fast/backends/training_utils/loss/test_opd.py."""
+_FILE = RecordFile("adapters.miles")
 
-ICEPOP = {
-    **BOUNDED,
-    CORRECTION: "miles.backends.training_utils.loss_hub.corrections.icepop_function",
-}
 
-MEGATRON = replace(
-    ON_MEGATRON,
-    objectives={**ON_MEGATRON.objectives, Objective.ICEPOP: ICEPOP},
-    always={**ON_MEGATRON.always, OBSERVED_ENTROPY: True},
-    departures=(
-        *ON_MEGATRON.departures,
-        *read_departures("adapters.miles"),
-        *read_departures("adapters.miles", "megatron"),
-    ),
-)
+def _miles_record(record: Framework) -> Framework:
+    """The record of an engine of the lineage, with what all engines of miles have."""
+    return icepop_record(
+        _FILE.variant("miles", base=record), "miles.backends.training_utils.loss_hub.corrections"
+    )
 
-FSDP = replace(
-    FAMILY,
-    objectives={
-        Objective.ICEPOP: ICEPOP,
-        **{one: chosen for one, chosen in FAMILY.objectives.items() if one not in WITH_CRITIC},
-    },
-    always={
-        **FAMILY.always,
-        OBSERVED_ENTROPY: True,
-        "--train-backend": "fsdp",
-        "--debug-train-only": True,
-        "--actor-num-gpus-per-node": lambda job: job.layout.world_size,
-        "--lr": 0,
-        "--clip-grad": math.inf,
-    },
-    departures=(
-        *FAMILY.departures,
-        *read_departures("adapters.miles"),
-        *read_departures("adapters.miles", "fsdp"),
-        ZEROED,
-    ),
-)
+
+_OBJECTIVES = {one: of for one, of in FAMILY.objectives.items() if one not in WITH_CRITIC}
+
+MEGATRON = _FILE.variant("megatron", base=_miles_record(ON_MEGATRON))
+FSDP = _FILE.variant("fsdp", ZEROED, base=_miles_record(replace(FAMILY, objectives=_OBJECTIVES)))
 
 
 def ci_record(record: Framework) -> Framework:
-    """The record of versions that run an engine in tests alone, which expect positive entropies."""
-    return replace(
-        record,
-        always={**record.always, "--ci-test": True, "--ci-disable-logprobs-checker": True},
-        departures=(
-            *read_departures("adapters.miles", "ci"),
-            *record.departures,
-        ),
-    )
+    """The record of versions that run an engine in tests alone."""
+    return _FILE.variant("ci", base=record)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Layout, Option
 from adapters.engines import trainers
 from adapters.engines.generations import schedule_of
-from adapters.engines.shells import RANKS, SHARED, InOneRun, OnMegatron, cuts, ordered, variants
+from adapters.engines.shells import InOneRun, OnMegatron
 from adapters.ms_swift.framework import MEGATRON, MS_SWIFT, generating
 from adapters.toolkit.imports import choices_in, found, import_from
 from adapters.toolkit.settings import KnownOptions
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
-
-OF_GENERATIONS = (Option.SHARED_GENERATION, Option.MASKED_TRUNCATION)
 
 
 class MsSwiftAdapter(InOneRun):
@@ -82,13 +79,6 @@ class MsSwiftDdpAdapter(trainers.OnAccelerate, MsSwiftAdapter):
     trainer = "swift.rlhf_trainers.grpo_trainer:GRPOTrainer"
     log_probs = ("grpo_trainer", "selective_log_softmax", "entropy_from_logits")
 
-    def layouts(self) -> list[Layout]:
-        """Data and sequence parallelism on up to 4 ranks, and other generations."""
-        plain = cuts(RANKS, "thd", "bshd", micro_batches=(1, 2))
-        shared = cuts(SHARED, "thd", "bshd", micro_batches=(2,))
-        optional = variants(["dp2-cp1-mb2-bshd"], OF_GENERATIONS)
-        return ordered([*plain, *shared, Layout(micro_batches=4), *optional])
-
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """One run of the trainer."""
         from adapters.ms_swift.driving import MsSwiftRollouts, MsSwiftTraining
@@ -126,13 +116,6 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
     arguments = "swift.megatron.arguments:MegatronRLHFArguments"
     trainer = "swift.megatron.trainers.grpo_trainer:MegatronGRPOTrainer"
     log_probs = ("vocab_parallel_utils", "vocab_parallel_gather_logps", "vocab_parallel_entropy")
-
-    def layouts(self) -> list[Layout]:
-        """Data × context parallelism on up to 4 ranks."""
-        packed = cuts((*RANKS, *SHARED), "thd", micro_batches=(1, 2))
-        padded = cuts(RANKS[:2], "bshd", micro_batches=(1, 2))
-        optional = variants(["dp2-cp1-mb2-thd"], OF_GENERATIONS)
-        return ordered([*packed, *padded, *optional])
 
     def import_trainers(self) -> None:
         """Import the trainers without mcore-bridge's models and Transformer Engine."""

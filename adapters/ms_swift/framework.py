@@ -1,33 +1,31 @@
-"""The record of ms-swift: options of its command line, and its documents."""
+"""The records of ms-swift's trainers: options of its command line, and its documents."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from adapters.contract.description import Assumed, Documented
-from adapters.contract.framework import Framework
 from adapters.contract.job import Unsupported
-from adapters.contract.layout import Option
-from adapters.contract.objective import CONSTANTS, Metric, Objective
-from adapters.contract.tables import read_departures, read_options
-from adapters.engines import grpo
-from adapters.engines.generations import generations_of_prompt, schedule_of
-from adapters.engines.grpo import CLIPPED
-from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ONE_BY_ONE, ZEROED
+from adapters.contract.tables import RecordFile
+from adapters.engines.generations import generations_of_prompt, micro_batches, schedule_of
+from adapters.engines.shells import (
+    CPU_AS_CUDA,
+    GRPO_OPTIONS,
+    NOTHING_LEARNED,
+    OF_DTYPE,
+    OF_HUB,
+    OF_POLICIES,
+    OF_PROMPTS,
+    OF_VALUES,
+    ONE_BY_ONE,
+    ZEROED,
+)
 from adapters.engines.trainers import OF_RUNS
-from adapters.toolkit.settings import gives_advantages, samples_per_step, whole_divisor
-from reference.aggregation import AuxiliaryAggregation, DenominatorMask, DivergenceEstimator, Mode
+from adapters.toolkit.settings import gives_advantages, step_size, whole_divisor
 
 if TYPE_CHECKING:
     from adapters.contract import Job
     from adapters.engines.generations import Schedule
-
-DOCS = "docs/source_en/Instruction"
-OPTIONS = f"{DOCS}/Command-line-parameters.md, GRPO Arguments"
-PAGE = f"{DOCS}/GRPO/GetStarted/GRPO.md"
-NOT_TRAINED = "swift/rlhf_trainers/grpo_trainer.py (_prepare_batch_inputs), under torch.no_grad()"
-MISMATCH = f"{DOCS}/GRPO/AdvancedResearch/training_inference_mismatch.md"
 
 
 def generating(job: Job) -> Schedule:
@@ -45,100 +43,39 @@ def generating(job: Job) -> Schedule:
     return schedule_of(replace(job, layout=separate))
 
 
-PER_GENERATION = {"steps_per_generation": lambda job: generating(job).per_generation}
-CORRECTED = {**CLIPPED, "rollout_importance_sampling_threshold": CONSTANTS.truncation}
-MASKED = {**CORRECTED, "rollout_importance_sampling_mode": "token_mask"}
-DIVERGED = {"off_policy_sequence_mask_delta": CONSTANTS.sequence_divergence}
-DIVISOR = {"max_completion_length": lambda job: whole_divisor(job, "max_completion_length") or ""}
-OF_BOTH: dict[str, Any] = {
-    "temperature": 1.0,
-    "beta": 0.0,
-    "kl_in_reward": False,
-    "log_entropy": True,
-    "scale_rewards": "group",
-    "check_model": False,
-    "dataloader_num_workers": 0,
-}
-"""Settings of jobs of both trainers."""
-
-OF_MACHINE: dict[str, Any] = {
-    **dict.fromkeys(("use_vllm", "bf16", "is_multimodal", "dataloader_pin_memory"), False),
-    **dict.fromkeys(("lr", "weight_decay", "clip_grad"), 0.0),
-    **dict.fromkeys(("logging_steps", "data_seed"), 1),
-    "task_type": "causal_lm",
-    "callbacks": ["default_flow"],
-    "seq_length": 4096,
-}
-"""Settings of the trainer on Megatron-Core on which no weight depends."""
-
-OF_ALL = (
-    *read_departures("adapters.ms_swift"),
-    *grpo.OF_ALL,
-    *grpo.OF_GENERATING,
-    NOTHING_LEARNED,
-    ZEROED,
-)
-
-MS_SWIFT = Framework(
-    title="ms-swift",
-    scope="Fields of `RLHFArguments` with `rlhf_type=grpo`, and of `MegatronRLHFArguments`.",
-    # `bnpo`, a token mean of each micro-batch of a process, is none of the modes; `real` and `fipo`
-    # never run in 4.6.0.
-    modes={
-        **grpo.modes(DIVISOR),
-        "cispo": (Mode.TOKEN_MEAN, {"loss_type": "cispo"}),
-        "sapo": (Mode.SAMPLE_MEAN, {"loss_type": "sapo"}),
-    },
-    objectives={
-        **grpo.objectives(CLIPPED, ("tau_pos", "tau_neg")),
-        Objective.TIS_TOKEN: {**CORRECTED, "rollout_importance_sampling_mode": "token_truncate"},
-        Objective.REJECTION: MASKED,
-        Objective.REJECTION_OFF_POLICY: MASKED,
-        Objective.OPSM: {**CLIPPED, **DIVERGED},
-        **grpo.SCALED,
-        Objective.LEAVE_ONE_OUT: {"advantage_estimator": "rloo", "scale_rewards": "none"},
-    },
-    only_modes={Objective.SAPO: Mode.SAMPLE_MEAN},
-    layout={
-        **grpo.micro_batches(generating),
-        "thd": {"padding_free": True},
-        "cp": {"sequence_parallel_size": lambda job: job.layout.cp},
-        Option.SHARED_GENERATION: PER_GENERATION,
-        Option.MASKED_TRUNCATION: {"overlong_filter": True},
-    },
-    always={
-        **OF_RUNS,
-        **OF_BOTH,
-        "padding_free": False,
-        "sequence_parallel_size": 1,
-        **PER_GENERATION,
-        "num_generations": lambda job: generations_of_prompt(job, generating(job)),
-    },
-    rules={"default_mode": OPTIONS, "no_gradient.reference_log_probs": NOT_TRAINED},
-    metrics={Metric.POLICY_LOSS: "loss", Metric.ENTROPY: "entropy/mean", **grpo.METRICS},
-    # The documents call the logged divergence and clip ratio averages over completions; they do not
-    # say whether they are pooled over a step.
-    conventions={
-        "denominator_mask": Documented(
-            DenominatorMask.ORIGINAL, f"{MISMATCH}, Stability Control: Truncate vs. Mask"
-        ),
-        "kl": Documented(AuxiliaryAggregation.WITH_POLICY_LOSS, f"{PAGE}, Algorithm Overview"),
-        "kl_estimator": Assumed(DivergenceEstimator.K3),
-        "logged_entropy": Documented(AuxiliaryAggregation.SAMPLE_MEAN, f"{PAGE}, logged metrics"),
-        **grpo.ASSUMED,
-    },
-    options=(*read_options("adapters.ms_swift"), *grpo.OPTIONS),
-    departures=(*read_departures("adapters.ms_swift", "on_accelerate"), *OF_ALL),
-)
+def per_generation(job: Job) -> int:
+    """The micro-batches of a generation on a rank that generates."""
+    return generating(job).per_generation
 
 
-def _micro_batch(job: Job) -> int:
+def generated_of_prompt(job: Job) -> int:
+    """The samples of a prompt."""
+    return generations_of_prompt(job, generating(job))
+
+
+def generated_in_micro_batch(job: Job) -> int:
+    """The samples of a micro-batch on a rank that generates."""
+    return generating(job).micro_batch_size
+
+
+def generated_micro_batches(job: Job) -> int:
+    """The micro-batches of an optimizer step on a rank that generates."""
+    return generating(job).micro_batches
+
+
+def divisor(job: Job) -> int | str:
+    """The divisor of the mode; empty if there is none."""
+    return whole_divisor(job, "max_completion_length") or ""
+
+
+def micro_batch_size(job: Job) -> int:
+    """The samples of a micro-batch of the trainer on Megatron-Core."""
     if job.layout.cp > 1 and job.layout.format == "bshd":
         raise Unsupported("context_parallel_size with padding_free=False is not driven")
     return schedule_of(job).micro_batch_size
 
 
-def _samples_of_prompt(job: Job) -> int:
+def samples_of_prompt(job: Job) -> int:
     """The samples of a prompt; data-parallel ranks have whole micro-batches of prompts."""
     schedule = schedule_of(job)
     size = 1 if gives_advantages(job) else generations_of_prompt(job, schedule)
@@ -149,34 +86,21 @@ def _samples_of_prompt(job: Job) -> int:
     return size
 
 
-MEGATRON = replace(
-    MS_SWIFT,
-    modes={**MS_SWIFT.modes, "bnpo": (Mode.TOKEN_MEAN, {"loss_type": "bnpo"})},
-    layout={
-        "mb": {
-            "micro_batch_size": _micro_batch,
-            "num_microbatches": lambda job: schedule_of(job).micro_batches,
-        },
-        "bshd": {"padding_free": False},
-        "cp": {"context_parallel_size": lambda job: job.layout.cp},
-        Option.SHARED_GENERATION: {"steps_per_generation": lambda job: len(job.steps)},
-        Option.MASKED_TRUNCATION: {"overlong_filter": True},
-    },
-    always={
-        **OF_BOTH,
-        "rlhf_type": "grpo",
-        "padding_free": True,
-        "global_batch_size": lambda job: samples_per_step(job.steps),
-        "steps_per_generation": 1,
-        "num_generations": _samples_of_prompt,
-        "train_iters": lambda job: len(job.steps),
-        **OF_MACHINE,
-    },
-    metrics={**MS_SWIFT.metrics, Metric.ENTROPY: "entropy/entropy_mean"},
-    departures=(
-        *read_departures("adapters.ms_swift", "on_megatron"),
-        *OF_ALL,
-        CPU_AS_CUDA,
-        ONE_BY_ONE,
-    ),
+_FILE = RecordFile(
+    "adapters.ms_swift",
+    per_generation,
+    generated_of_prompt,
+    generated_in_micro_batch,
+    generated_micro_batches,
+    divisor,
+    micro_batch_size,
+    micro_batches,
+    samples_of_prompt,
+    step_size,
+    runs=OF_RUNS,
 )
+_ALL = _FILE.record(OF_VALUES, OF_HUB, OF_DTYPE, OF_POLICIES, OF_PROMPTS, NOTHING_LEARNED, ZEROED)
+_ALL = replace(_ALL, options=(*_ALL.options, *GRPO_OPTIONS))
+
+MS_SWIFT = _FILE.variant("on_accelerate", base=_ALL)
+MEGATRON = _FILE.variant("megatron", CPU_AS_CUDA, ONE_BY_ONE, base=_ALL)

@@ -9,10 +9,9 @@ import numpy as np
 
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.framework import Framework
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
-from adapters.contract.layout import Layout, grids
 from adapters.contract.objective import Metric, Objective
+from adapters.contract.tables import RecordFile
 from adapters.native import options
 from reference.aggregation import Aggregation, Mode
 
@@ -21,15 +20,13 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Description
+    from adapters.contract.framework import Framework
     from adapters.native.trainer import Trainer
 
-NATIVE = Framework(
-    title="native",
-    modes={mode: (mode, {"mode": mode}) for mode in Mode},
+NATIVE = replace(
+    RecordFile("adapters.native").record(),
     objectives={objective: {} for objective in Objective},
     metrics={metric: metric.value for metric in Metric},
-    largest_pp=4,
-    missing_rewards=True,
 )
 """The record of the framework, which trains every objective as a job has it."""
 
@@ -42,16 +39,6 @@ class NativeAdapter(Adapter):
     dtypes = ("float32", "bfloat16")
     framework: ClassVar[Framework] = NATIVE
 
-    def layouts(self) -> Sequence[Layout]:
-        """Every dp × cp of powers of two on up to 8 ranks; one number of micro-batches on 8."""
-        return [
-            Layout(dp=dp, cp=cp, micro_batches=micro_batches, format=storage)
-            for dp, cp in grids(largest=8)
-            for micro_batches in (1, 2, "uneven")
-            for storage in ("thd", "bshd")
-            if dp * cp < 8 or micro_batches == 2
-        ]
-
     def load(self, source: Path | None) -> None:
         """Do nothing: the framework is imported with the adapter."""
 
@@ -62,8 +49,6 @@ class NativeAdapter(Adapter):
             names=(),
             chosen_by={},  # it has no command line
             depths=frozenset(Depth),
-            configurations=options.NAMES,
-            rules=options.RULES,
             promised=dict.fromkeys(Mode, "adapters/native/trainer.py"),
         )
 

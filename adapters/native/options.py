@@ -13,64 +13,14 @@ from typing import Any
 import numpy as np
 
 from adapters.contract import Job, Refused, Unsupported
-from adapters.contract.job import Column, FaultInjection, Setting
+from adapters.contract.job import FaultInjection
 from reference.aggregation import Aggregation, Mode
-
-CONFIGURATIONS = (
-    "divisor_missing",
-    "divisor_zero",
-    "divisor_negative",
-    "divisor_nan",
-    "divisor_infinite",
-    "divisor_bool",
-    "divisor_text",
-    "divisor_of_another_mode",
-    "per_token_with_another_mode",
-    "batch_of_partial_groups",
-)
-"""Rules of configurations, on the command line or in a file."""
-
-NAMES: dict[Setting | FaultInjection, tuple[str, ...]] = {
-    Setting.MODE: (),
-    Setting.DIVISOR: ("divisor",),
-    Setting.PER_TOKEN: ("per-token",),
-    Setting.BATCH_SIZE: ("batch",),
-    Setting.REDUCER: (),
-    Setting.DISTILLATION: (),
-    Setting.CONFIG_FILE: (),
-    FaultInjection.GROUPS_MISSING: ("group",),
-    FaultInjection.DENOMINATORS_DROPPED: ("denominators",),
-}
-"""The settings that configurations may have, with their names in errors."""
 
 MISSING: dict[FaultInjection, str] = {
     FaultInjection.GROUPS_MISSING: "the prompt group of every sample",
     FaultInjection.DENOMINATORS_DROPPED: "the denominators of prompt groups",
 }
 """The data that a fault takes from `prompt_mean`."""
-
-RULES = dict.fromkeys(
-    (
-        *CONFIGURATIONS,
-        *(f"{rule}_in_file" for rule in CONFIGURATIONS),
-        *FaultInjection,
-        "divisor_by_default",
-        "legacy_flag",
-        "default_mode",
-        "custom_reducer",
-        "mode_in_file",
-        "log_well_formed",
-        "log_well_formed_normalizers",
-        "log_different_keys",
-        "log_key_order",
-    ),
-    "its own validation",
-)
-RULES |= dict.fromkeys(("poison", "poison.logged"), "adapters/native/trainer.py (log_probs)")
-RULES |= dict.fromkeys(
-    (f"no_gradient.{column}" for column in Column), "adapters/native/trainer.py (constant)"
-)
-"""The rules of configurations, logs and columns that `native` states, by name."""
 
 
 @dataclass(frozen=True)

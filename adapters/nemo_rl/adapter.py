@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.job import Job, Observation
-from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS
-from adapters.engines.shells import ON_FOUR, OnFsdp, cuts, ordered
+from adapters.engines.shells import OnFsdp
 from adapters.nemo_rl import importing
 from adapters.nemo_rl.framework import DTENSOR_V1, DTENSOR_V2, NEMO_RL
 from adapters.toolkit.worlds import set_what_ray_sets
@@ -33,15 +32,6 @@ class NemoRLAdapter(OnFsdp):
     dependencies: ClassVar[tuple[str, ...]] = ("transformers",)
     recipes = "adapters.nemo_rl.recipe:read"
     framework: ClassVar[Framework] = NEMO_RL
-
-    def layouts(self) -> list[Layout]:
-        """Data and context parallelism on up to 4 ranks.
-
-        Rows of micro-batches are padded, in micro-batches of equal size or cut by tokens (dynamic
-        batching), or packed, which NeMo-RL does without context parallelism alone.
-        """
-        packed = cuts([(dp, 1) for dp in (1, 2, 4)], "thd", micro_batches=(1, "tokens"))
-        return ordered([*cuts(ON_FOUR, "bshd"), *packed])
 
     def load(self, source: Path | None) -> None:
         """Import NeMo-RL's trainers and its worker."""
@@ -89,13 +79,6 @@ class DTensorV2Adapter(NemoRLAdapter):
     engine = "dtensor_v2"
     dependencies = ("nemo_automodel", "transformers")
     framework = DTENSOR_V2
-
-    def layouts(self) -> list[Layout]:
-        """The same, and copies of a sharded model (dp_replicate_size)."""
-        return [
-            *super().layouts(),
-            Layout(dp=4, micro_batches="tokens", format="thd", options=(Option.HYBRID_SHARDING,)),
-        ]
 
     def load(self, source: Path | None) -> None:
         """Import NeMo-RL's trainers and both workers."""

@@ -15,8 +15,7 @@ from adapters.toolkit.imports import (
     add_names_of_newer_python,
     choices_in,
     import_from,
-    stub,
-    stub_missing,
+    stub_imports,
 )
 
 if TYPE_CHECKING:
@@ -24,21 +23,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract.framework import Settings
-
-SERVICES = (
-    *("decord", "matplotlib", "mlflow", "nvtx", "plotly", "pynvml", "soundfile", "swanlab"),
-    "wandb",
-)
-"""Packages that follow a run, draw or read media."""
-
-OF_DATA = ("nemo_rl.data.datasets",)
-"""NeMo-RL's data sets, which are read by packages for images and sound."""
-
-KERNELS = (
-    "nemo_automodel.components._peft.lora_kernel",
-    "nemo_automodel.components.quantization",
-)
-"""Modules of Automodel that hold kernels, or want torchao."""
 
 STUBBED: list[str] = []  # what `import_nemo_rl` stubbed in this process
 
@@ -145,5 +129,4 @@ def _prepare() -> None:
 
     add_names_of_newer_python("TypedDict")  # NeMo-RL wants 3.13; pydantic takes no others
     cuda_on_cpu.install()
-    stub([*OF_DATA, *KERNELS])
-    STUBBED.extend([*stub_missing(SERVICES), *OF_DATA, *KERNELS])
+    STUBBED.extend(stub_imports("adapters.nemo_rl"))

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.layout import Layout, Option
 from adapters.engines.shells import (
-    RANKS,
-    SHARED,
     InOneRun,
     OnRayAndDeepSpeed,
-    cuts,
-    ordered,
-    variants,
 )
 from adapters.open_instruct import importing
-from adapters.open_instruct.framework import OPEN_INSTRUCT, STAGES
+from adapters.open_instruct.framework import OPEN_INSTRUCT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,11 +17,6 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
-
-OF_STAGES = ("dp1-cp1-mb2-thd", "dp2-cp1-mb2-thd", "dp2-cp1-mb2-bshd", "dp4-cp1-mb1-bshd")
-"""The layouts of stages of ZeRO other than the default."""
-
-OF_BATCHES = (Option.SHARED_GENERATION, Option.TWO_EPOCHS)
 
 
 class OpenInstructAdapter(OnRayAndDeepSpeed, InOneRun):
@@ -39,14 +28,6 @@ class OpenInstructAdapter(OnRayAndDeepSpeed, InOneRun):
     tree = ("open_instruct",)
     recipes = "adapters.open_instruct.recipe:read"
     framework = OPEN_INSTRUCT
-
-    def layouts(self) -> list[Layout]:
-        """Packed rows one by one (thd) or several in a micro-batch (bshd), on up to 4 ranks."""
-        plain = cuts(RANKS, "thd", micro_batches=(2, "tokens"))
-        rows = cuts(RANKS, "bshd", micro_batches=(1, 2))
-        shared = cuts(SHARED, "thd", micro_batches=(2,))
-        options = [*variants(OF_STAGES, STAGES), *variants(OF_STAGES[:2], OF_BATCHES)]
-        return ordered([*plain, *rows, *shared, *options])
 
     def load(self, source: Path | None) -> None:
         """Import open-instruct, DeepSpeed and the trainer."""

@@ -7,13 +7,14 @@ import os
 import re
 from typing import TYPE_CHECKING, Any
 
+from adapters.contract.tables import read_imports
 from adapters.toolkit.imports import (
     choices_in,
     import_from,
     modules_of,
     require,
     stub,
-    stub_missing,
+    stub_imports,
 )
 from adapters.toolkit.settings import KnownOptions
 
@@ -24,18 +25,6 @@ module = modules_of("open_instruct")
 
 STUBBED: list[str] = []  # packages stubbed in this process
 
-REQUIRED = (
-    *("accelerate", "backoff", "datasets", "dateutil", "deepspeed", "pandas", "peft", "ray"),
-    *("requests", "tqdm", "transformers", "wandb"),
-)
-"""Packages of the extra that the trainer imports."""
-
-BEFORE_A_STEP = (
-    *("aiohttp", "beaker", "docker", "fastapi", "litellm", "mcp", "openai", "openenv", "tiktoken"),
-    *("uvicorn", "vllm", "absl", "immutabledict", "langdetect", "nltk"),
-)
-"""Packages of servers, and of verifiers of answers."""
-
 UNREACHED = (
     *("actor_manager", "ground_truth_utils", "olmo_core_callbacks", "olmo_core_hybrid"),
     "vllm_utils",
@@ -45,7 +34,7 @@ UNREACHED = (
 
 def import_open_instruct(source: Path | None) -> None:
     """Import the trainer; raises `ImportError`, before anything is imported, without its extra."""
-    require(REQUIRED, "open-instruct")
+    require(read_imports("adapters.open_instruct").required, "open-instruct")
     from adapters.engines import deepspeed
     from adapters.engines.pretrained import SEAM
     from adapters.toolkit import cuda_on_cpu
@@ -55,8 +44,8 @@ def import_open_instruct(source: Path | None) -> None:
     deepspeed.import_deepspeed()
     deepspeed.group_sequences_once()
     import_from("open_instruct", [source] if source else [])
-    STUBBED.extend([*stub_missing(BEFORE_A_STEP), "olmo_core"])
-    stub(["olmo_core", *(f"open_instruct.{name}" for name in UNREACHED)])
+    STUBBED.extend(stub_imports("adapters.open_instruct"))
+    stub([f"open_instruct.{name}" for name in UNREACHED])
     module("grpo_fast").torch = cuda_on_cpu.torch_of_the_cpu()  # which it gives a rank's number
     SEAM.put_into(module("model_utils"), "log_softmax_and_gather")
 

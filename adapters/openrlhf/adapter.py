@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.layout import Option
 from adapters.contract.objective import Metric
-from adapters.engines.shells import ON_FOUR, OnRayAndDeepSpeed, cuts, variants
+from adapters.engines.shells import OnRayAndDeepSpeed
 from adapters.openrlhf import importing
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
 from adapters.toolkit.calls import refusals_of_configuration
@@ -20,17 +20,8 @@ from adapters.toolkit.worlds import observation, set_what_ray_sets
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Layout, Observation, Rank
+    from adapters.contract import Description, Job, Observation, Rank
     from adapters.contract.framework import Framework
-
-CUTS_OF_STAGES = (
-    "dp1-cp1-mb2-thd",
-    "dp2-cp1-mb2-bshd",
-    "dp2-cp1-mbtokens-thd",
-    "dp1-cp2-mb2-thd",
-    "dp4-cp1-mb1-thd",
-)
-"""The layouts of the stages of ZeRO that are not the default."""
 
 
 class OpenRLHFAdapter(OnRayAndDeepSpeed):
@@ -43,25 +34,6 @@ class OpenRLHFAdapter(OnRayAndDeepSpeed):
     tree = ("openrlhf",)
     recipes = "adapters.openrlhf.recipe:read"
     framework: ClassVar[Framework] = OPENRLHF
-
-    def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, ring attention of 2, padded (bshd) or packed (thd).
-
-        Micro-batches by tokens and ring attention are of packed rows alone, by OpenRLHF's command
-        line. The default stage of ZeRO, 2, has all of them.
-        """
-        plain = [
-            layout
-            for layout in cuts(ON_FOUR, "bshd", "thd")
-            if layout.format == "thd" or (layout.cp == 1 and layout.micro_batches != "tokens")
-        ]
-        overlapping = ("dp2-cp1-mb2-thd", "dp2-cp1-mbtokens-thd")
-        return [
-            *plain,
-            *variants(CUTS_OF_STAGES),
-            *variants(overlapping, [Option.OVERLAP_GRAD_REDUCE]),
-            *variants(overlapping[:1], [Option.SHORT_BATCH, Option.TWO_EPOCHS]),
-        ]
 
     def load(self, source: Path | None) -> None:
         """Import OpenRLHF, DeepSpeed and the trainer."""

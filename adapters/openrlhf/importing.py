@@ -177,11 +177,11 @@ def _named(option: str) -> str:
 
 
 def _words(settings: Settings) -> Iterator[str]:
-    """Yields the words of a command line; a switch has no value, and a tuple several."""
+    """Yields the words of a command line; a switch has no value, and a list or tuple several."""
     for name, value in settings.items():
         yield name
         if value is not True:
-            yield from map(str, value if isinstance(value, tuple) else (value,))
+            yield from map(str, value if isinstance(value, (list, tuple)) else [value])
 
 
 @cache

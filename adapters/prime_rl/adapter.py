@@ -10,8 +10,6 @@ from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.job import Job, Observation
-from adapters.contract.layout import Layout, Option
-from adapters.engines.shells import ON_FOUR, cuts
 from adapters.prime_rl import importing
 from adapters.prime_rl.framework import PRIME_RL
 from adapters.toolkit.worlds import set_what_ray_sets
@@ -37,20 +35,6 @@ class PrimeRLAdapter(Adapter):
     fills_up = True
     recipes = "adapters.prime_rl.recipe:read"
     framework = PRIME_RL
-
-    def layouts(self) -> list[Layout]:
-        """Data and context parallelism on up to 4 ranks, sharded, replicated and both.
-
-        Samples are packed by tokens, into one micro-batch of each rank or into several.
-        """
-        plain = cuts([*ON_FOUR, (1, 4)], "thd", micro_batches=(1, "tokens"))
-        hybrid = (Option.HYBRID_SHARDING,)
-        return [
-            *plain,
-            Layout(dp=4, micro_batches="tokens", format="thd", options=hybrid),
-            Layout(dp=2, cp=2, micro_batches="tokens", format="thd", options=hybrid),
-            Layout(dp=2, micro_batches="tokens", format="thd", options=(Option.NOT_SHARDED,)),
-        ]
 
     def load(self, source: Path | None) -> None:
         """Import prime-rl's trainer."""

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import choices_of, found, import_from, stub, stub_missing
+from adapters.toolkit.imports import choices_of, found, import_from, stub_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,36 +23,6 @@ CONFIGS = "configs.trainer"
 
 ROOTS = ("src", "packages/prime-rl-configs/src")
 """Folders of the repository that its package is imported from: the trainer, and configurations."""
-
-GPU_PACKAGES = ("dion", "fla", "ring_flash_attn", "torchtitan")
-
-SERVICES = (
-    "openai",
-    "prime_cli",
-    "prometheus_client",
-    "renderers",
-    "setproctitle",
-    "tenacity",
-    "verifiers",
-    "wandb",
-    "wandb_gql",
-    "wandb_workspaces",
-)
-
-RUNS = ("tomli_w",)
-"""Packages with which versions before August 2026 write the configurations of runs."""
-
-KERNELS = (
-    "prime_rl.trainer.distributed.expert_parallel",
-    "prime_rl.trainer.models.fp8",
-    "prime_rl.trainer.models.kernels",
-    "prime_rl.trainer.models.layers.fp8_grouped_gemm",
-    "prime_rl.trainer.models.layers.mxfp8_grouped_gemm",
-    "prime_rl.trainer.models.layers.mxfp8_linear",
-    "prime_rl.trainer.rl.broadcast",
-    "prime_rl.transports.weights",
-)
-"""Modules of prime-rl that hold kernels, or import them, for models and for inference engines."""
 
 STUBBED: list[str] = []  # what `import_prime_rl` stubbed in this process
 
@@ -176,8 +146,7 @@ def _prepare() -> None:
     cuda_on_cpu.install()
     sys.modules.setdefault("tomli", tomllib)  # which is its name in Python
     worlds.sum_gradients_of_all_gather()
-    stub(KERNELS)
-    STUBBED.extend([*stub_missing([*GPU_PACKAGES, *SERVICES, *RUNS]), *KERNELS])
+    STUBBED.extend(stub_imports("adapters.prime_rl"))
     if "verifiers" in STUBBED:  # versions since June 2026 have classes that are generic in these
         task: Any = importlib.import_module("verifiers.v1.task")
         task.DataT, task.TaskT = TypeVar("DataT"), TypeVar("TaskT")

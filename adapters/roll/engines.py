@@ -10,13 +10,9 @@ from unittest import mock
 
 import numpy as np
 
-from adapters.contract.job import Unsupported
-from adapters.contract.layout import PIPELINES, Layout, Option, grids
-from adapters.contract.objective import OF_CRITIC, Objective
-from adapters.contract.tables import read_departures
-from adapters.engines.shells import ON_FOUR, PIPELINE_STAGES, OnFsdp, OnMegatron, cuts, ordered
+from adapters.engines.shells import OnFsdp, OnMegatron
 from adapters.roll.adapter import RollAdapter
-from adapters.roll.framework import ENGINE, ROLL, SIZES, dynamic_batching, width_of_rows
+from adapters.roll.framework import FSDP2, MEGATRON, SIZES, rows_differ
 from adapters.roll.importing import module
 from adapters.toolkit.settings import gives_advantages
 
@@ -36,28 +32,6 @@ MEGATRON_STRATEGY = "distributed.strategy.megatron_strategy"
 OF_TOKENS = ("max_tokens_per_microbatch_in_train", "sequence_length_round_in_train")
 """Options of micro-batches by tokens."""
 
-OF_REPLICAS = (Option.DISTRIBUTED_OPTIMIZER, Option.OVERLAP_GRAD_REDUCE, Option.TWO_EPOCHS)
-"""Options that are looked at with data- and context-parallel ranks."""
-
-FSDP2 = replace(
-    ROLL,
-    layout={
-        **ROLL.layout,
-        "cp": {
-            **width_of_rows(lambda job: job.layout.cp),
-            "actor_train.model_args.ulysses_size": lambda job: job.layout.cp,
-        },
-        Option.HYBRID_SHARDING: {f"{ENGINE}.fsdp_size": lambda job: job.layout.world_size // 2},
-    },
-    always={
-        **ROLL.always,
-        "actor_train.strategy_args.strategy_name": "fsdp2_train",
-        f"{ENGINE}.fsdp_size": lambda job: job.layout.world_size,
-        f"{ENGINE}.param_dtype": "float32",
-        f"{ENGINE}.reduce_dtype": "float32",
-    },
-)
-
 
 class RollFsdpAdapter(OnFsdp, RollAdapter):
     """ROLL with FSDP2, the first that its guide names."""
@@ -68,18 +42,6 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
     engine_module = FSDP2_STRATEGY
     log_probs = FSDP2_STRATEGY, "log_probs_from_logits"
     entropies = "utils.functionals", "entropy_from_logits"
-
-    def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks and Ulysses of 2, with padded rows (bshd).
-
-        Only Megatron's strategy cuts micro-batches by tokens.
-        """
-        return [
-            *(one for one in cuts(ON_FOUR, "bshd") if one.micro_batches != "tokens"),
-            Layout(dp=4, micro_batches=2, options=(Option.HYBRID_SHARDING,)),
-            Layout(dp=2, micro_batches=2, options=(Option.TWO_EPOCHS,)),
-            Layout(dp=2, micro_batches=2, options=(Option.POLICY_GRADIENT_WORKER,)),
-        ]
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
         """A worker whose optimizer tells the gradient."""
@@ -99,58 +61,6 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
         return TrainedWorker(worker=worker, passes=passes, gradients=gradients)
 
 
-def _rows_differ(layout: Layout) -> bool:
-    """Whether rows have widths of their own: with dynamic batching, or packed."""
-    return layout.micro_batches == "tokens" or layout.format == "thd"
-
-
-def _slices(job: Job) -> int:
-    """The number of slices of a row: each context-parallel rank has one of both halves.
-
-    Raises `Unsupported` where another mistake would be mixed up with that of widths: dynamic
-    batching gives each micro-batch a width of its own, packing each row, and
-    `seq-mean-token-sum-norm` divides by it.
-    """
-    divides_by_width = job.aggregation.divisor not in (None, 1)
-    if divides_by_width and _rows_differ(job.layout) and job.objective is not Objective.POLICY:
-        raise Unsupported("rows differ in width, the divisor: looked at without other terms")
-    return 2 * job.layout.cp if job.layout.cp > 1 else 1
-
-
-# ROLL has no critic on Megatron.
-MEGATRON = replace(
-    ROLL,
-    objectives={
-        **{one: of for one, of in ROLL.objectives.items() if one not in OF_CRITIC},
-        Objective.ROUTER: {},
-    },
-    layout={
-        **ROLL.layout,
-        "cp": {
-            **width_of_rows(_slices),
-            f"{ENGINE}.context_parallel_size": lambda job: job.layout.cp,
-        },
-        "mbtokens": {**ROLL.layout["mb"], **dynamic_batching(_slices)},
-        "thd": {"actor_train.use_sequence_packing": True},
-        "pp": {f"{ENGINE}.pipeline_model_parallel_size": lambda job: job.layout.pp},
-        Option.INTERLEAVED: {f"{ENGINE}.virtual_pipeline_model_parallel_size": 2},
-        Option.DISTRIBUTED_OPTIMIZER: {f"{ENGINE}.use_distributed_optimizer": True},
-        Option.OVERLAP_GRAD_REDUCE: {f"{ENGINE}.overlap_grad_reduce": True},
-    },
-    always={
-        **ROLL.always,
-        "actor_train.strategy_args.strategy_name": "megatron_train",
-        f"{ENGINE}.lr_scheduler_kwargs.lr_decay_steps": 1,
-    },
-    largest_pp=4,
-    departures=(
-        *ROLL.departures,
-        *read_departures("adapters.roll", "megatron"),
-        PIPELINE_STAGES,
-    ),
-)
-
-
 class RollMegatronAdapter(OnMegatron, RollAdapter):
     """ROLL with its Megatron engine."""
 
@@ -160,20 +70,6 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
     engine_module = MEGATRON_STRATEGY
     log_probs = MEGATRON_STRATEGY, "vocab_parallel_logprobs"
     entropies = MEGATRON_STRATEGY, "vocab_parallel_entropy"
-
-    def layouts(self) -> list[Layout]:
-        """Data × context parallelism on up to 4 ranks, options and pipelines, with padded rows."""
-        of_four = Layout(dp=2, cp=2, micro_batches=2)
-        return ordered(
-            [
-                *cuts(grids(largest=4), "bshd"),
-                *(replace(of_four, options=(option,)) for option in OF_REPLICAS),
-                *(replace(pipeline, format="bshd") for pipeline in PIPELINES),
-                Layout(pp=2, micro_batches=2, options=(Option.INTERLEAVED,)),
-                Layout(dp=2, micro_batches=2, format="thd"),
-                Layout(cp=2, micro_batches=2, format="thd"),
-            ]
-        )
 
     def load(self, source: Path | None) -> None:
         """Import ROLL with its Megatron engine."""
@@ -193,7 +89,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
 
     def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
         """All tokens, if advantages are given and unattended tokens would be cut off."""
-        is_cut = _rows_differ(job.layout) and gives_advantages(job)
+        is_cut = rows_differ(job.layout) and gives_advantages(job)
         return np.ones_like if is_cut else super().attended(job)
 
     def window_settings(self, job: Job, settings: Settings, rollouts: RollRollouts) -> Settings:

@@ -15,7 +15,7 @@ from adapters.toolkit.imports import (
     import_from,
     modules_of,
     name_classes_as_before,
-    stub,
+    stub_imports,
     stub_missing,
 )
 
@@ -26,12 +26,6 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Settings
 
 module = modules_of("roll")
-
-SERVICES = ("gem", "imageio", "modelscope", "more_itertools", "nltk", "openai")
-"""Packages of environments, rewards and downloads, which no training step of ours enters."""
-
-TRACES = ("opentelemetry.exporter.otlp.proto.grpc", "roll.utils.otel_receiver")
-"""An exporter of traces, and a server that receives them."""
 
 OF_POLICIES = ("worker_cls", "pg_variant")
 """Options of a role that a critic does not have."""
@@ -138,8 +132,7 @@ def _is_choice(name: str, value: Any) -> bool:
 
 @cache
 def _stub_services() -> None:
-    stub(TRACES)
-    STUBBED.extend([*stub_missing(SERVICES), *TRACES])
+    STUBBED.extend(stub_imports("adapters.roll"))
 
 
 @cache

@@ -19,11 +19,10 @@ from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Description, code_location
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction, Unsupported
-from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import Metric
-from adapters.engines.shells import ON_FOUR, OnMegatron, cuts, ordered
+from adapters.engines.shells import OnMegatron
 from adapters.skyrl import driving, importing
-from adapters.skyrl.framework import CONFIGURATIONS, FSDP, MEGATRON, PERMITTED, SKYRL
+from adapters.skyrl.framework import FSDP, MEGATRON, SKYRL
 from adapters.skyrl.importing import STUBBED, module, ppo_utils
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, has_kl_term, trained_model
@@ -81,9 +80,7 @@ class SkyRLAdapter(Adapter):
             importing.default,
             default_mode=Mode(self.mode_names[default]),
             depths=frozenset(Depth if scales_advantages else (Depth.LOSS, Depth.STEP)),
-            configurations=CONFIGURATIONS,
             rules=_rules(),
-            permits=PERMITTED,
             stubs=tuple(STUBBED),
         )
 
@@ -144,10 +141,6 @@ class SkyRLFsdpAdapter(SkyRLAdapter):
     dependencies = ("ray", "tensordict", "transformers")
     framework = FSDP
 
-    def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows."""
-        return cuts(ON_FOUR, "bshd", "thd")
-
 
 class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
     """SkyRL with its Megatron engine.
@@ -160,25 +153,6 @@ class SkyRLMegatronAdapter(OnMegatron, SkyRLAdapter):
     engine = "megatron"
     dependencies = ("megatron-core", "ray", "tensordict", "transformers")
     framework = MEGATRON
-
-    def layouts(self) -> list[Layout]:
-        """Data × context parallelism on up to 8 ranks, and pipelines in both formats.
-
-        Rows are padded only without context parallelism.
-        """
-        overlapping = (Option.OVERLAP_GRAD_REDUCE,)
-        plain = cuts(grids(largest=8), "bshd", "thd")
-        return ordered(
-            [
-                *(layout for layout in plain if layout.format == "thd" or layout.cp == 1),
-                Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
-                *PIPELINES,
-                Layout(pp=2, micro_batches=2, format="bshd"),
-                Layout(dp=2, cp=2, micro_batches=2, format="thd", options=overlapping),
-                # The steps of a batch then have different numbers of micro-batches.
-                Layout(cp=2, micro_batches="tokens", format="thd", options=overlapping),
-            ]
-        )
 
 
 def _rules() -> dict[str, str]:

@@ -27,7 +27,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from adapters.skyrl import importing, sizes
-from adapters.skyrl.corrections import TYPE_OF_CORRECTION
+from adapters.skyrl.framework import TYPE_OF_CORRECTION
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import given_values, trained_model

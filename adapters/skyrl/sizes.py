@@ -23,6 +23,11 @@ def prompts(job: Job) -> int:
     return prompts_per_step(job.steps)
 
 
+def batch_size(job: Job) -> int:
+    """The prompts of a batch of rollouts."""
+    return prompts(job) * len(job.steps)
+
+
 def rollouts(job: Job) -> int:
     """The rollouts that every prompt is to have: those of the prompt that has the most."""
     return max(

@@ -5,19 +5,16 @@ from __future__ import annotations
 import inspect
 import os
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.job import Unsupported
-from adapters.contract.layout import Layout
-from adapters.contract.objective import Objective
-from adapters.contract.tables import read_departures
+from adapters.contract.tables import RecordFile
 from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import conventions, sample_unit
 from adapters.slime_family.driving import LOG, MANAGER, as_dictionaries
-from adapters.slime_family.framework import BOUNDED, CORRECTION, ON_MEGATRON, TOGETHER
+from adapters.slime_family.framework import ON_MEGATRON, TOGETHER, icepop_record
 from adapters.slime_family.megatron import MegatronAdapter
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.imports import import_from
@@ -31,6 +28,7 @@ if TYPE_CHECKING:
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.description import Convention
     from adapters.contract.job import Job, LogEntry
+    from adapters.contract.layout import Layout
 
 
 UNIFIED_LOGS = "backends.training_utils.log_utils"
@@ -45,21 +43,10 @@ LOGS = (
 )
 """The function that aggregates logs, by version."""
 
-SLIME = replace(
-    ON_MEGATRON,
-    objectives={
-        **ON_MEGATRON.objectives,
-        Objective.ICEPOP: {
-            **BOUNDED,
-            CORRECTION: "slime.backends.megatron_utils.loss.icepop_function",
-        },
-    },
-    departures=(
-        *ON_MEGATRON.departures,
-        *read_departures("adapters.slime"),
-    ),
+SLIME = icepop_record(
+    RecordFile("adapters.slime").variant("slime", base=ON_MEGATRON),
+    "slime.backends.megatron_utils.loss",
 )
-"""The record of slime."""
 
 
 class SlimeAdapter(MegatronAdapter):
@@ -78,11 +65,6 @@ class SlimeAdapter(MegatronAdapter):
         f"{MANAGER}._convert_samples_to_train_data",
         "backends.megatron_utils.loss:get_pg_loss_reducer",
         *LOGS,
-    )
-    # Only versions 0.2 have this format.
-    padded_layouts = (
-        Layout(micro_batches=2, format="bshd"),
-        Layout(dp=2, cp=2, micro_batches=2, format="bshd"),
     )
 
     def load(self, source: Path | None) -> None:

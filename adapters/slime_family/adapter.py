@@ -18,15 +18,13 @@ from adapters.contract import Adapter, Assumed, Depth, Documented, code_location
 from adapters.contract.objective import OF_CRITIC, Objective
 from adapters.slime_family import importing
 from adapters.slime_family.framework import (
-    BOUNDED,
-    COMPARING,
-    CORRECTION,
     DIVISOR,
     FAMILY,
     MODE,
     OLDER_DIVISOR,
     PER_TOKEN,
     REDUCER,
+    icepop_record,
     version_record,
 )
 from adapters.toolkit.imports import found
@@ -36,6 +34,8 @@ from reference.aggregation import (
     Compared,
     DenominatorMask,
     EstimatorConventions,
+    Lone,
+    Rejected,
     SampleUnit,
     TokenSet,
 )
@@ -64,8 +64,6 @@ class LineageAdapter(Adapter):
     corrections: ClassVar[tuple[str, ...]]  # that of corrections for another rollout policy
     keepers: ClassVar[tuple[str, ...]]
     """Functions that may enforce rules of configurations and logs, in the order of their calls."""
-    stated: ClassVar[Mapping[str, str]] = {}
-    """Rules that the framework states for all versions, each with the place."""
 
     @abstractmethod
     def rollout_field(self) -> str | None:
@@ -104,10 +102,10 @@ class LineageAdapter(Adapter):
         version = version_record(self.framework, partial(importing.has, self.parser))
         missing = self.missing()
         kept = {one: chosen for one, chosen in version.objectives.items() if one not in missing}
-        if Objective.ICEPOP in kept:
-            home = self.module(*self.corrections).__name__
-            kept[Objective.ICEPOP] = {**BOUNDED, CORRECTION: f"{home}.icepop_function"}
-        return replace(version, objectives=kept)
+        found = replace(version, objectives=kept)
+        if Objective.ICEPOP not in kept:
+            return found
+        return icepop_record(found, self.module(*self.corrections).__name__)
 
     def missing(self) -> set[Objective]:
         """The objectives that the framework does not have, although their options exist."""
@@ -121,7 +119,7 @@ class LineageAdapter(Adapter):
             CommandLine.read(self.parser).default,
             depths=self.depths,
             declared=self.declared(),
-            rules={**self.stated, **stated(self.parser, self._all(self.keepers))},
+            rules={**self.framework.rules, **stated(self.parser, self._all(self.keepers))},
             stubs=tuple(importing.STUBBED),
         )
 
@@ -244,7 +242,8 @@ def conventions(
         **_denominator_mask(of_version, sample_unit),
         **dict.fromkeys(("entropy", "kl", "diagnostics"), auxiliary),
         "compared": Assumed(Compared.SAMPLES),
-        **COMPARING,
+        "rejected_rewards": Assumed(Rejected.COUNTED),
+        "lone_reward": Assumed(Lone.ZERO),
         "of_returns": Assumed(EstimatorConventions()),
         "of_values": Assumed(OF_TRAINED_TOKENS),
     }

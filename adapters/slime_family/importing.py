@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Job, Unsupported
 from adapters.slime_family.framework import CONFIG_FILE, IN_FILE_TOO_LATE, OPTIONAL
-from adapters.toolkit.imports import stub, stub_missing
+from adapters.toolkit.imports import stub, stub_imports, stub_missing
 from adapters.toolkit.settings import CommandLine, word, yaml
 
 if TYPE_CHECKING:
@@ -22,11 +22,6 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Framework, Settings
 
-SERVERS = ("aiohttp", "fastapi", "openai", "sglang", "sglang_router", "starlette", "uvicorn", "zmq")
-TRACKING = ("structlog", "tensorboard", "wandb")
-GPU_CODE = ("megatron.training", "ring_flash_attn", "torch_memory_saver")
-DATA = ("blake3", "mooncake", "polars", "pylatexenc", "qwen_vl_utils")
-PACKAGES = sorted((*SERVERS, *TRACKING, *GPU_CODE, *DATA))  # no training step uses them
 STUBBED: list[str] = []  # packages that `install` stubbed in this process
 
 SWITCHES = (
@@ -58,7 +53,8 @@ def install(package: str, *, megatron: bool) -> None:
     kernels = [f"{package}.backends.megatron_utils.kernels", f"{package}.utils.fp8_kernel"]
     stubbed = kernels if megatron else []  # modules, by version, with nothing but GPU kernels
     stub(stubbed)
-    STUBBED.extend([*stub_missing([*PACKAGES, f"{package}_plugins"]), *stubbed])
+    STUBBED.extend([*stub_imports("adapters.slime_family"), *stub_missing([f"{package}_plugins"])])
+    STUBBED.extend(stubbed)
 
 
 def home(package: str, *paths: str) -> Any:

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
-from adapters.contract.layout import PIPELINES, Layout, Option, grids
 from adapters.contract.objective import OF_CRITIC
-from adapters.engines.shells import OnMegatron, cuts, ordered, variants
+from adapters.engines.shells import OnMegatron
 from adapters.slime_family import driving, importing
 from adapters.slime_family.adapter import LineageAdapter
 from adapters.slime_family.driving import LOG
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Rank
     from adapters.contract.framework import Framework
+    from adapters.contract.layout import Layout
     from adapters.engines.megatron_core import Policy
 
 
@@ -44,30 +44,6 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
     engine = "megatron"
     framework: ClassVar[Framework] = ON_MEGATRON
     log_probs: ClassVar[tuple[str, ...]]  # the module that computes them, by version
-    padded_layouts: ClassVar[Sequence[Layout]]  # layouts in bshd
-    replaying_layouts: ClassVar[Sequence[Layout]] = variants(
-        ("dp1-cp2-mbtokens-thd", "dp1-cp1-tp2-mb2-thd", "dp1-cp1-pp2-mb2-thd"),
-        (Option.ROUTING_REPLAY,),
-    )
-
-    def layouts(self) -> Sequence[Layout]:
-        """Data × context parallelism on up to 8 ranks, packed; every other option once."""
-        alone = [one for one in Option if one in ON_MEGATRON.layout and one != Option.INTERLEAVED]
-        return ordered(
-            [
-                *cuts(grids(largest=8), "thd"),
-                *(
-                    Layout(dp=2, cp=2, micro_batches=2, format="thd", options=(option,))
-                    for option in alone
-                ),
-                Layout(dp=2, micro_batches="tokens", format="thd", options=(Option.BALANCE_DATA,)),
-                Layout(dp=2, cp=2, tp=2, micro_batches=2, format="thd"),
-                *PIPELINES,
-                Layout(pp=2, micro_batches=2, format="thd", options=(Option.INTERLEAVED,)),
-                *self.padded_layouts,
-                *self.replaying_layouts,
-            ]
-        )
 
     @abstractmethod
     def validated(self, args: Any, layout: Layout) -> None:

@@ -17,6 +17,8 @@ from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
+from adapters.contract.tables import read_imports
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
@@ -105,6 +107,13 @@ def choices_of(kind: Any) -> list[str]:
     if get_origin(kind) is Literal:
         return [one for one in get_args(kind) if isinstance(one, str)]
     return [*chain.from_iterable(map(choices_of, get_args(kind)))]
+
+
+def stub_imports(package: str) -> list[str]:
+    """Stub the packages of the table `imports` beside a framework's record; returns their names."""
+    table = read_imports(package)
+    stub(table.stubbed)
+    return [*stub_missing(table.missing), *table.stubbed]
 
 
 def require(packages: Iterable[str], extra: str) -> None:

@@ -210,6 +210,51 @@ def token_budget(steps: Sequence[Step], ranks: int) -> int:
     return max(max(shares) // 3 + 1, longest * 5 // 4)
 
 
+def rank_budget(job: Job) -> int:
+    """That budget, for a job."""
+    return token_budget(job.steps, job.layout.dp)
+
+
+def shared_budget(job: Job) -> int:
+    """The same for each of the context-parallel ranks, which add up their budgets."""
+    return -(-rank_budget(job) // job.layout.cp)
+
+
+def longest_prompt(job: Job) -> int:
+    """The tokens of the longest prompt."""
+    return longest(job)[0]
+
+
+def longest_response(job: Job) -> int:
+    """The tokens of the longest response."""
+    return longest(job)[1]
+
+
+def response_limit(job: Job) -> int:
+    """The most tokens that a response may have: no response ends there."""
+    return 1 + longest_response(job)
+
+
+def twice_the_steps(job: Job) -> int:
+    """The optimizer steps of two epochs."""
+    return 2 * len(job.steps)
+
+
+def after_the_steps(job: Job) -> int:
+    """The number of a step that is not reached."""
+    return 1 + len(job.steps)
+
+
+def half_of_ranks(job: Job) -> int:
+    """The ranks of each of two groups."""
+    return job.layout.world_size // 2
+
+
+def step_size(job: Job) -> int:
+    """The samples of an optimizer step."""
+    return samples_per_step(job.steps)
+
+
 def _common_number(counts: Iterable[int], what: str) -> int:
     different = sorted(set(counts))
     if len(different) > 1:

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Description, Documented, conventions_of
 from adapters.contract.job import Job, Observation, Unsupported
-from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import OF_TERMS, Metric, Objective
-from adapters.engines.shells import RANKS, cuts, variants
 from adapters.engines.trainers import OnAccelerate
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.imports import found
@@ -30,13 +28,6 @@ if TYPE_CHECKING:
     from adapters.contract.description import Convention
     from adapters.contract.framework import Framework, OptionRow, Settings
     from adapters.trl.driving import TrlRollouts, TrlTraining
-
-OF_GENERATIONS = (
-    Option.SHARED_GENERATION,
-    Option.SPLIT_GENERATION,
-    Option.MASKED_TRUNCATION,
-    Option.PARTIAL_WINDOW,
-)
 
 
 class TrlAdapter(OnAccelerate):
@@ -57,12 +48,6 @@ class TrlAdapter(OnAccelerate):
     """Paths of the classes below the package."""
     elsewhere: ClassVar[tuple[OptionRow, ...]] = ()
     """Rows of another record that say something of this trainer's options, too."""
-
-    def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, and generations of several and of parts of steps."""
-        plain = cuts(RANKS, "bshd", micro_batches=(1, 2))
-        optional = variants(["dp2-cp1-mb2-bshd"], OF_GENERATIONS)
-        return [*plain, Layout(micro_batches=4), *optional]
 
     def load(self, source: Path | None) -> None:
         """Import TRL and its trainers; raises `LookupError` without an option of all jobs."""

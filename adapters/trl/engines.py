@@ -1,50 +1,21 @@
-"""The engines of TRL's trainers, and the records of what is different on an engine."""
+"""The engines of TRL's trainers."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract import Layout
-from adapters.contract.description import (
-    Assumed,
-    BatchProperty,
-    Documented,
-)
-from adapters.contract.framework import Framework
-from adapters.contract.objective import Metric, Objective
-from adapters.contract.tables import read_departures, read_options
-from adapters.engines.grpo import CLIPPED
-from adapters.engines.shells import RANKS, cuts
-from adapters.engines.trainers import OF_RUNS, OnDeepspeed, OnFsdp2, sharded, zero_record
+from adapters.contract.description import BatchProperty
+from adapters.engines.trainers import OnDeepspeed, OnFsdp2, sharded, zero_record
 from adapters.trl import importing
 from adapters.trl.adapter import GrpoAdapter, RlooAdapter, TrlAdapter
-from adapters.trl.framework import GRPO, MICRO_BATCHES, OF_ADVANTAGES, OF_ALL
-from reference.aggregation import AdvantageUnit, AuxiliaryAggregation, Mode
+from adapters.trl.framework import ASYNC, GRPO, LIGER
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Observation, Rank
+    from adapters.contract import Description, Job, Layout, Observation, Rank
     from adapters.trl.driving import TrlTraining
-
-
-def liger_record(record: Framework) -> Framework:
-    """The record of a trainer with ``use_liger_kernel``, whose loss takes an advantage of a sample.
-
-    It logs no entropies.
-    """
-    departures = read_departures("adapters.trl", "liger")
-    of_sample = Documented(AdvantageUnit.SAMPLE, OF_ADVANTAGES)
-    return replace(
-        record,
-        always={**record.always, "use_liger_kernel": True},
-        metrics={
-            metric: name for metric, name in record.metrics.items() if metric != Metric.ENTROPY
-        },
-        conventions={**record.conventions, "advantage_unit": of_sample},
-        departures=(*record.departures, *departures),
-    )
 
 
 NEVER_MADE = {
@@ -52,36 +23,6 @@ NEVER_MADE = {
     " (_chain_to_sequences)"
 }
 """Batches that `AsyncGRPOTrainer`'s own worker prevents; ``rollout_worker`` may replace it."""
-
-OF_ASYNC = read_departures("adapters.trl", "async")
-
-# Where docs/source/async_grpo_trainer.md says nothing, it refers to the page of GRPO.
-ASYNC = Framework(
-    title="TRL",
-    scope="Fields of `AsyncGRPOConfig`, of the engine `async`, all of it with `--modes=token_mean`."
-    " Those that `GRPOConfig` has too are covered in the same way, unless they are here.",
-    modes={"AsyncGRPOTrainer": (Mode.TOKEN_MEAN, {})},
-    objectives={Objective.POLICY: {}, Objective.OFF_POLICY: {}},
-    layout=MICRO_BATCHES,
-    always={
-        **OF_RUNS,
-        **CLIPPED,
-        "token_budget": 0,
-        "max_staleness": lambda job: len(job.steps) + 1,
-    },
-    metrics={
-        Metric.POLICY_LOSS: "loss",
-        Metric.CLIP_FRACTION: "clip_ratio/region_mean",
-        Metric.ENTROPY: "entropy",
-    },
-    conventions={
-        "advantage_unit": Documented(AdvantageUnit.SAMPLE, OF_ADVANTAGES),
-        "diagnostics": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-        "logged_entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
-    },
-    options=read_options("adapters.trl", "async_options"),
-    departures=(*OF_ALL, *OF_ASYNC),
-)
 
 
 class TrlDdpAdapter(GrpoAdapter):
@@ -113,7 +54,7 @@ class TrlLigerAdapter(GrpoAdapter):
 
     engine = "liger"
     versions = "use_liger_kernel of TRL 1.9.0 to 1.14.2"
-    framework = liger_record(GRPO)
+    framework = LIGER
     dependencies = (*GrpoAdapter.dependencies, "liger-kernel")
 
     def load(self, source: Path | None) -> None:
@@ -148,9 +89,8 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
     elsewhere = GRPO.options
 
     def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, with packed rows."""
-        plain = cuts(RANKS, "thd", micro_batches=(1, 2))
-        return [*plain, Layout(dp=2, micro_batches=4, format="thd")]
+        """All layouts of the record, also those with one rank, which the trainer declines."""
+        return [*self.framework.driven]
 
     def describe(self) -> Description:
         """Describe the trainer, with what its own worker never makes."""

@@ -11,19 +11,10 @@ import numpy as np
 from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.sequences import PADDING_ID
-from adapters.contract.description import Assumed, conventions_of
-from adapters.contract.framework import Framework
+from adapters.contract.description import conventions_of
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
-from adapters.contract.objective import CONSTANTS, Objective
-from adapters.contract.tables import read_departures, read_options
-from adapters.engines import grpo
-from adapters.engines.shells import cuts
-from reference.aggregation import (
-    AuxiliaryAggregation,
-    DenominatorMask,
-    DivergenceEstimator,
-    Mode,
-)
+from adapters.contract.tables import RecordFile
+from adapters.engines.shells import OF_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,27 +23,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract.description import Departure, Description
-    from adapters.contract.layout import Layout
+    from reference.aggregation import (
+        Mode,
+    )
 
-CLIPPED = {"epsilon_low": CONSTANTS.clip_low, "epsilon_high": CONSTANTS.clip_high}
-
-LOSSES = Framework(
-    title="Loss functions of libraries",
-    scope="Arguments of Liger-Kernel's and Unsloth's functions, at depth `loss`.",
-    modes=grpo.modes({"max_completion_length": lambda job: job.aggregation.divisor}),
-    objectives=grpo.objectives(CLIPPED, ("sapo_temperature_pos", "sapo_temperature_neg")),
-    only_modes={Objective.SAPO: Mode.SAMPLE_MEAN},
-    always={**CLIPPED, "beta": 0.0, "max_completion_length": None},
-    # The divergence is a part of each token's loss, and denominators count the mask that is given.
-    conventions={
-        "denominator_mask": Assumed(DenominatorMask.ORIGINAL),
-        "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
-        "kl_estimator": Assumed(DivergenceEstimator.K3),
-    },
-    options=read_options("adapters.trl_losses"),
-    departures=(*read_departures("adapters.trl_losses"), grpo.OF_VALUES),
-)
-"""Departures of all loss functions with the arguments of TRL's."""
+LOSSES = RecordFile("adapters.trl_losses").record(OF_VALUES)
+"""The record of all loss functions with the arguments of TRL's."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,10 +55,6 @@ class LossAdapter(Adapter):
     default_mode: ClassVar[Mode]
     departures: ClassVar[tuple[Departure, ...]]
     """Departures of this loss function alone."""
-
-    def layouts(self) -> list[Layout]:
-        """One and two ranks and micro-batches: a loss function knows nothing else."""
-        return cuts(((1, 1), (2, 1)), "bshd", micro_batches=(1, 2))
 
     def option_names(self) -> frozenset[str]:
         """The arguments that choose the loss; none if the function takes arguments of any name."""

@@ -9,10 +9,9 @@ import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Adapter, Layout, Observation
+from adapters.contract import Adapter, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
-from adapters.engines.shells import RANKS, cuts, ordered
 from adapters.toolkit.imports import choices_in, found, import_from
 from adapters.toolkit.worlds import make_on_first_rank, observation
 from adapters.tunix.framework import TUNIX
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
 
 LARGEST = 4
 """The devices of rank 0's process. A layout of n ranks uses the first n."""
-
-MOST_MICRO_BATCHES = 8
-"""The most micro-batches of all devices together. Few cases have more samples."""
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -58,12 +54,6 @@ class TunixAdapter(Adapter):
     dtypes = ("float32",)
     dependencies = ("flax", "jax", "optax")
     framework: ClassVar[Framework] = TUNIX
-
-    def layouts(self) -> list[Layout]:
-        """Micro-batches on 1, 2 and 4 devices, at most 8 in all: few cases have more samples."""
-        every = cuts(RANKS, "bshd", micro_batches=(1, 2, 4))
-        few = (one for one in every if one.dp * int(one.micro_batches) <= MOST_MICRO_BATCHES)
-        return ordered(few)
 
     def load(self, source: Path | None) -> None:
         """Import tunix's learner and losses; JAX looks for devices later, in rank 0."""

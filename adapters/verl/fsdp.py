@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Job, Layout, Option, Rank
-from adapters.engines.shells import ON_FOUR, OnFsdp, cuts
+from adapters.engines.shells import OnFsdp
 from adapters.verl.adapter import VerlAdapter, made_engine, new_worker
 from adapters.verl.framework import FSDP, FSDP2
 
 if TYPE_CHECKING:
+    from adapters.contract import Job, Layout, Rank
     from adapters.contract.framework import Framework, Settings
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in verl
@@ -21,28 +21,6 @@ class VerlFsdpAdapter(OnFsdp, VerlAdapter):
     engine = "fsdp"
     framework: ClassVar[Framework] = FSDP
     dependencies = ("ray", "tensordict", "transformers")
-
-    def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, Ulysses of 2, padded (bshd) or packed (thd) rows.
-
-        The layout options need packed rows.
-        """
-        hybrid, legacy = (Option.HYBRID_SHARDING,), (Option.LEGACY_TRAINER,)
-        epochs = (Option.TWO_EPOCHS,)
-        plain = [
-            layout
-            for layout in cuts(ON_FOUR, "bshd", "thd")
-            if layout.cp == 1 or layout.format == "thd"
-        ]
-        return [
-            *plain,
-            Layout(dp=4, micro_batches=2, format="thd", options=hybrid),
-            Layout(dp=2, cp=2, micro_batches=2, format="thd", options=hybrid),
-            Layout(dp=2, micro_batches=2, format="thd", options=(Option.NOT_SHARDED,)),
-            Layout(dp=2, micro_batches=2, format="thd", options=epochs),
-            Layout(dp=2, micro_batches=2, format="thd", options=legacy),
-            Layout(cp=2, micro_batches="tokens", format="thd", options=legacy),
-        ]
 
     def settings(self, job: Job, dtype: str) -> Settings:
         """The options of a job, with parameters in the dtype of the run."""

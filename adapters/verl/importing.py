@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import pickle
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from adapters.toolkit.imports import choices_in, import_from, modules_of, name_c
 from adapters.toolkit.settings import composed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from adapters.contract.framework import Settings
 
@@ -136,6 +136,26 @@ def option_names(model_engine: str | None) -> Iterator[str]:
     )
     for name, registry in REGISTRIES.items():
         yield from (f"{name}={one}" for one in getattr(algorithms, registry))
+
+
+def distillation_of(config: Any) -> Any:
+    """The configuration of distillation as verl's dataclass; None if it is off.
+
+    Each is made anew: losses keep numbers of the last batch in it.
+    """
+    section = config.get("distillation")
+    if section is None or not section.enabled:
+        return None
+    return module("utils.config").omega_conf_to_dataclass(section)
+
+
+def loss_of(config: Any, actor_config: Any) -> Callable[..., Any]:
+    """The loss that verl's worker gives an actor's engine."""
+    distillation = distillation_of(config)
+    if distillation is None:
+        return partial(module("workers.utils.losses").ppo_loss, config=actor_config)
+    loss = module("trainer.distillation").distillation_ppo_loss
+    return partial(loss, config=actor_config, distillation_config=distillation)
 
 
 @cache

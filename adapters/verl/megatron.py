@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import importlib
 from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from adapters.contract import PIPELINES, Depth, Job, Layout, Option, Rank, Unsupported, grids
+from adapters.contract import Depth, Job, Layout, Option, Rank, Unsupported
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION, Objective
-from adapters.engines.shells import OnMegatron, cuts, ordered
+from adapters.engines.shells import OnMegatron
 from adapters.toolkit.imports import stub
 from adapters.toolkit.settings import samples_per_step
 from adapters.verl.adapter import VerlAdapter, made_engine, new_worker
@@ -32,15 +31,6 @@ ENGINE = "workers.engine.megatron.transformer_impl"
 BRIDGE = "models.mcore.bridge"
 LOG_PROBS, ENTROPIES = "vocab_parallel_log_probs_from_logits", "vocab_parallel_entropy"
 
-OPTIONS = (
-    Option.AVERAGE_IN_COLLECTIVE,
-    Option.OVERLAP_GRAD_REDUCE,
-    Option.PER_TOKEN_LOSS,
-    Option.REPLICATED_OPTIMIZER,
-    Option.TWO_EPOCHS,
-)
-"""Options that need no pipeline."""
-
 LOOKED_AT_ALONE = frozenset({*FROM_REWARDS, Objective.GEO_MEAN, Objective.SAPO, *WITH_REJECTION})
 """Objectives in which verl has mistakes other than its token counts."""
 
@@ -51,27 +41,6 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
     engine = "megatron"
     dependencies = ("megatron-core", "ray", "tensordict", "transformers")
     framework = MEGATRON
-
-    def layouts(self) -> list[Layout]:
-        """Data × context parallelism on up to 4 ranks, in both formats; every option and pipelines.
-
-        Options use packed rows on 4 ranks. With ``per_token_loss``, verl depends on the number of
-        tokens in micro-batches, so it also runs with fewer and with more ranks that share them.
-        """
-        of_four = Layout(dp=2, cp=2, micro_batches=2, format="thd")
-        per_token = (Option.PER_TOKEN_LOSS,)
-        return ordered(
-            [
-                *cuts(grids(largest=4), "bshd", "thd"),
-                *(replace(of_four, options=(option,)) for option in OPTIONS),
-                Layout(dp=2, micro_batches="tokens", format="thd", options=per_token),
-                Layout(cp=2, micro_batches="tokens", format="thd", options=per_token),
-                Layout(dp=2, tp=2, micro_batches=2, format="thd"),
-                *PIPELINES,
-                Layout(pp=2, micro_batches=2, format="bshd"),
-                Layout(pp=2, micro_batches=2, format="thd", options=(Option.INTERLEAVED,)),
-            ]
-        )
 
     def load(self, source: Path | None) -> None:
         """Import verl and its Megatron engine."""

@@ -1,4 +1,4 @@
-"""Sizes that follow from a job: the batch of rollouts, mini- and micro-batches, the divisor."""
+"""Values of options that follow from a job: sizes of batches, the divisor, criteria."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ from adapters.toolkit.settings import (
 from adapters.verl.importing import has_default_trainer, module
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from adapters.contract.framework import Settings
+    from numpy.typing import NDArray
+
+    from reference.step import Step
 
 DIVIDED = "seq-mean-token-sum-norm"
 """verl's mode whose divisor users give."""
@@ -117,18 +119,32 @@ def batch_normalize(job: Job) -> bool:
     return True
 
 
-def cut(sizes: BatchSizes) -> dict[str, Settings]:
-    """The options by which batches are cut into mini-batches and micro-batches."""
-    return {
-        "dp cp": {
-            "data.train_batch_size": sizes.batch,
-            "ppo_mini_batch_size": sizes.mini_batch,
-            "actor_rollout_ref.rollout.n": sizes.samples_per_prompt,
-        },
-        "mb": {
-            "ppo_micro_batch_size_per_gpu": sizes.micro_batch,
-            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": sizes.micro_batch,
-            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": sizes.micro_batch,
-        },
-        "mbtokens": {"use_dynamic_bsz": True, "ppo_max_token_len_per_gpu": sizes.token_budget},
-    }
+def criterion(job: Job) -> str:
+    """The criterion of rejection: each token's log-ratio, or its mean over a whole sample."""
+    kept = [np.unique(step.mask[tokens]) for step in job.steps for tokens in _trained(step)]
+    return "token_k1" if any(len(one) > 1 for one in kept) else "seq_mean_k1"
+
+
+def _trained(step: Step) -> Iterator[NDArray[np.int64]]:
+    """The tokens of each sample that are active before rejection sampling."""
+    for response in step.responses:
+        tokens = np.arange(len(step.mask))[response]
+        yield tokens[step.mask_before_rejection[response]]
+
+
+def all_criteria(job: Job) -> str:
+    """All criteria of this version: the one that rejects, and those whose numbers are logged."""
+    return ",".join(_criteria(job))
+
+
+def bounds(job: Job) -> str:
+    """The bounds of all criteria: no other one rejects anything."""
+    others = _criteria(job)[1:]
+    lax = ("1e-30_1e30" if one.endswith("k1") else "1e30" for one in others)
+    return ",".join(["0.5_2.0", *lax])
+
+
+def _criteria(job: Job) -> list[str]:
+    helper = module("trainer.ppo.rollout_corr_helper")
+    others = {*getattr(helper, "SUPPORTED_ROLLOUT_RS_OPTIONS", ())} - {criterion(job)}
+    return [criterion(job), *sorted(others)]

@@ -5,9 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
 from adapters.contract import Departure, DepartureKind, Job, Layout, Option, Unsupported
-from adapters.contract.description import DefaultValue, Description, documented
+from adapters.contract.description import (
+    Assumed,
+    DefaultValue,
+    Description,
+    Documented,
+    documented,
+)
 from adapters.contract.framework import (
     Configurable,
     Framework,
@@ -16,11 +23,12 @@ from adapters.contract.framework import (
     nested,
 )
 from adapters.contract.job import Configuration, Defaults, Setting
-from adapters.contract.objective import Metric, Objective
-from adapters.contract.tables import read_departures, read_options
+from adapters.contract.layout import expanded
+from adapters.contract.objective import CONSTANTS, Metric, Objective
+from adapters.contract.tables import RecordFile, read_departures, read_options
 from conformance.runs import registry
-from reference.aggregation import Aggregation, Mode
-from tests.jobs import job_of
+from reference.aggregation import Aggregation, AuxiliaryAggregation, EstimatorConventions, Mode
+from tests.jobs import job_of, step_of
 
 RECORD = Framework(
     title="Example",
@@ -255,6 +263,111 @@ def test_tables_beside_a_record_have_its_options_and_departures(
     assert read_departures("example_adapter") == (
         Departure(DepartureKind.PASSED_BY, "a check", "it only checks"),
     )
+
+
+TABLES = """
+title = "Example"
+driven = ["dp{1,2}-cp1-mb2-thd"]
+
+[shared]
+clipped = { low = "$clip_low", clip.high = "$clip_high" }
+
+[modes]
+mean = ["token_mean", {}]
+fixed = ["constant", { mode = "fixed", divisor = "$job.aggregation.divisor" }]
+
+[objectives]
+off_policy = "clipped"
+gspo = ["clipped", { low = 0.5, ratio = "sequence" }]
+
+[always]
+ranks = "$job.layout.world_size"
+norm = "$none"
+steps = "$twice"
+
+[conventions]
+entropy = "token_mean"
+kl = { value = "with_policy_loss", where = "a page" }
+of_groups = { lost_degrees_of_freedom = 0 }
+
+[rules]
+"divisor_zero, divisor_nan" = "its validation"
+
+[[defaults]]
+where = "another page"
+clip.high = 0.2
+
+[[variants.other.departures]]
+set = "nothing"
+why = "it is an example"
+
+[variants.other.always]
+norm = 1.0
+"""
+
+
+@pytest.fixture
+def record_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], RecordFile]:
+    """A file with such a text, beside a package of its own."""
+
+    def written(text: str) -> RecordFile:
+        package = tmp_path / f"{tmp_path.name}_{len(text)}"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "tables.toml").write_text(text)
+        monkeypatch.syspath_prepend(tmp_path)
+        return RecordFile(package.name, twice)
+
+    return written
+
+
+def twice(job: Job) -> int:
+    return 2 * len(job.steps)
+
+
+def test_a_file_has_a_record_whose_values_depend_on_the_job(
+    record_file: Callable[[str], RecordFile],
+) -> None:
+    record = record_file(TABLES).record()
+
+    settings = record.settings(
+        job_of(step_of([1]), mode=Mode.TOKEN_MEAN, objective=Objective.GSPO, layout=Layout(dp=2))
+    )
+    assert settings == {
+        "ranks": 2,
+        "norm": None,
+        "steps": 2,
+        "low": 0.5,
+        "clip.high": CONSTANTS.clip_high,
+        "ratio": "sequence",
+    }
+    assert record.driven == (*expanded("dp1-cp1-mb2-thd"), *expanded("dp2-cp1-mb2-thd"))
+    assert record.conventions == {
+        "entropy": Assumed(AuxiliaryAggregation.TOKEN_MEAN),
+        "kl": Documented(AuxiliaryAggregation.WITH_POLICY_LOSS, "a page"),
+        "of_groups": Assumed(EstimatorConventions(lost_degrees_of_freedom=0)),
+    }
+    assert record.rules == dict.fromkeys(("divisor_zero", "divisor_nan"), "its validation")
+    assert record.defaults == {"clip.high": Documented(0.2, "another page")}
+
+
+def test_a_variant_adds_to_another_record(record_file: Callable[[str], RecordFile]) -> None:
+    file = record_file(TABLES)
+    base = file.record()
+    variant = file.variant("other", base=base)
+
+    assert variant.always == {**base.always, "norm": 1.0}
+    assert variant.objectives == base.objectives
+    assert [one.what for one in variant.departures] == ["nothing"]
+
+
+def test_a_misspelt_table_or_value_is_no_record(
+    record_file: Callable[[str], RecordFile],
+) -> None:
+    with pytest.raises(ValidationError, match="objektives"):
+        record_file(TABLES.replace("[objectives]", "[objektives]")).record()
+    with pytest.raises(LookupError, match="clip_lowest"):
+        record_file(TABLES.replace("$clip_low", "$clip_lowest")).record()
 
 
 # `native` has no users who would read of its options.

@@ -20,8 +20,9 @@ from adapters.contract.framework import Framework
 from adapters.contract.objective import Objective
 from adapters.engines import megatron_core
 from adapters.slime_family import adapter, driving, importing
-from adapters.slime_family.framework import ON_MEGATRON, _token_budget, version_record
+from adapters.slime_family.framework import ON_MEGATRON, version_record
 from adapters.toolkit.calls import call_supported
+from adapters.toolkit.settings import shared_budget
 from conformance.corpus.cases import CORPUS, Case
 from reference.aggregation import (
     Aggregation,
@@ -84,7 +85,7 @@ def test_budget_of_all_ranks_of_a_slice_holds_the_longest_sample(
     dp, cp = grid
     longest = max((step.prompt_lengths + step.response_lengths).max() for step in case.steps)
     layout = Layout(dp=dp, cp=cp, micro_batches="tokens", format="thd")
-    budget = _token_budget(replace(job("uneven_lengths"), steps=case.steps, layout=layout))
+    budget = shared_budget(replace(job("uneven_lengths"), steps=case.steps, layout=layout))
 
     assert budget * cp > longest
 

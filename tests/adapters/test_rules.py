@@ -3,7 +3,7 @@
 import argparse
 
 from adapters.contract.job import Column
-from adapters.native.options import RULES as OF_NATIVE
+from adapters.native.adapter import NATIVE
 from adapters.slime_family import adapter
 from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 
@@ -33,7 +33,7 @@ def test_every_rule_is_of_a_row_and_every_row_has_a_rule_that_may_be_stated() ->
     traced = {rule for rules in adapter.TRACES.values() for rule in rules}
 
     assert traced | {*adapter.HELP} | {*adapter.TYPED} == KNOWN
-    assert {*OF_NATIVE} <= KNOWN | {
+    assert {*NATIVE.rules} <= KNOWN | {
         "poison",
         "poison.logged",
         *(f"no_gradient.{column}" for column in Column),

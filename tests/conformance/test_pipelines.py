@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from adapters.contract import PIPELINES, Depth, Description, Job, Layout, Observation
+from adapters.contract import Depth, Description, Job, Layout, Observation
 from adapters.contract.objective import Metric, Objective
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Verdict
@@ -17,6 +17,7 @@ from conformance.views.worked_step import layout_words
 from reference.aggregation import Mode
 from tests.conformance.cells import CASES, cell
 from tests.jobs import job_of
+from tests.mutants.pipelines import PIPELINES
 from tests.pools import pool_of, trained
 
 CASE = CASES["fully_masked_sample"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.contract import PIPELINES
+from adapters.contract.layout import expanded
 from adapters.native.trainer import Trainer
 from conformance.plan.checks import TELLING
 from reference.aggregation import Mode
@@ -18,6 +18,12 @@ if TYPE_CHECKING:
     from adapters.contract.objective import Metric
     from adapters.native.packing import Packed, SampleTensors
     from adapters.native.trainer import TokenLosses
+
+PIPELINES = (
+    *expanded("dp1-cp1-pp{2-mb2,4-mb1}-thd"),
+    *expanded("{dp1-cp2-pp2-mb2,dp2-cp1-pp2-mbtokens}-thd"),
+)
+"""Layouts with pipelines of two and four stages."""
 
 LAYOUTS = tuple(layout for layout in PIPELINES if layout.micro_batches != "tokens")
 """`native`'s pipeline layouts, which do not cut micro-batches by tokens."""

@@ -20,8 +20,7 @@ from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import given_values, has_critic, has_reference, last_epoch
 from adapters.toolkit.worlds import all_gather
 from adapters.verl.framework import GIVEN, VERL
-from adapters.verl.importing import module
-from adapters.verl.teacher import distillation_of
+from adapters.verl.importing import distillation_of, module
 from adapters.verl.trainers.rollouts import ModelOutputs, queue_of
 
 if TYPE_CHECKING:
