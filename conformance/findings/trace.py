@@ -16,6 +16,9 @@ from pydantic import AfterValidator, Field, PlainSerializer, SerializationInfo, 
 GIVEN = "given"
 """The name of a tensor that no recorded operation made, such as one made of a numpy array."""
 
+LIFTED = "aten.lift_fresh.default"
+"""The operation by which torch makes a tensor of numbers of Python, or of a numpy array."""
+
 OUTSIDE = "outside"
 """The name of a change that no operation of torch made."""
 
@@ -27,21 +30,6 @@ MULTIPLYING = (
 
 READ = "aten._local_scalar_dense.default"
 """The operation that makes a Python number of a tensor."""
-
-ROLL = "aten.roll.default"
-"""The operation that moves all entries of a tensor."""
-
-INDEXING = ("aten.index.Tensor", "aten.index_select.default")
-"""The operations that take the entries of a tensor which others index."""
-
-WRITING = "aten.index_put_.default"
-"""The operation that writes the entries of a tensor which others index."""
-
-VIEWS = {
-    "aten.slice_backward.default": "aten.slice.Tensor",
-    "aten.select_backward.default": "aten.select.int",
-}
-"""The views that derivatives are of: a record has these alone."""
 
 BUILT = "python.stack"
 """The operation by which Python makes a tensor of a list of others."""
@@ -114,7 +102,8 @@ class Operation:
     ``stack`` are the lines of the framework that asked for it, the innermost first; in a backward
     pass those of the forward operation that it differentiates. ``inputs`` are the places of its
     operands in `RankTrace.operations`, and ``numbers`` its operands that are Python numbers. Of one
-    that multiplies, ``variables`` are the numbers that the innermost function has, by their names.
+    that multiplies or makes a tensor of numbers, ``variables`` are the numbers that the innermost
+    function has, by their names.
     ``requires_grad`` tells whether one of its operands has a gradient.
     """
 
@@ -127,6 +116,11 @@ class Operation:
     backward_pass: int | None = None
     requires_grad: bool = False
     collective: Collective | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it made its tensor of what no operation of torch made."""
+        return self.name in (GIVEN, LIFTED)
 
     @property
     def line(self) -> Line | None:

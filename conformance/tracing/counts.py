@@ -12,7 +12,7 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.findings.trace import GIVEN, LISTED, READ
+from conformance.findings.trace import LISTED, READ
 from conformance.tracing.graph import ALLOCATIONS, Node, is_close
 
 if TYPE_CHECKING:
@@ -179,14 +179,14 @@ class Unfolding:
             return
         if number in (0, 1):  # too common to tell where it is from
             return
-        stack, is_given = self.graph.operation(user).stack, self.graph.operation(user).name == GIVEN
+        stack, is_given = self.graph.operation(user).stack, self.graph.operation(user).is_given
         users = [_function(line) for line in (stack[:1] if number <= COMMON else stack)]
         for place in range(user.place - 1, -1, -1):
             operation = self.graph.operation(Node(user.rank, place))
             held, near = operation.contents, {_function(line) for line in operation.stack[:SHARED]}
             # A tensor that is made of others in a list looks at these without an operation.
             inmost = {_function(line) for line in operation.stack[:1]}
-            is_made = operation.name != GIVEN and held.size == 1
+            is_made = not operation.is_given and held.size == 1
             is_near = is_given and is_made and inmost.intersection(users)
             is_looked_at = operation.name == READ or operation.collective is not None or is_near
             # A function that is far off has looked at much else for other functions, and a called
@@ -222,7 +222,7 @@ class Unfolding:
         if operation.name.startswith((*ALLOCATIONS, ON_STORAGE)):
             return Made(How.GIVEN, ())
         if not inputs:
-            return self._read(entry) if operation.name == GIVEN else Made(How.GIVEN, ())
+            return self._read(entry) if operation.is_given else Made(How.GIVEN, ())
         operands = [[*self._aligned(one, entry)] for one in inputs]
         rule = RULES.get(_kind(operation))
         made = rule(entry.value, operands, operation) if rule is not None else None

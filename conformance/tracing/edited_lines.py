@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from conformance.tracing.edits import done_otherwise, leaving_out, read_otherwise
+from conformance.tracing.edits import changed_by, done_otherwise, leaving_out, read_otherwise
 from conformance.tracing.graph import is_close
 from conformance.tracing.statements import statements
 from conformance.tracing.suspects.reasons import Suspect, extent
@@ -39,11 +39,11 @@ def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> l
     is_sign = weight is not None and is_close(weight.off, -1)
     if is_sign or not search.found:
         search.look_at(several, leaving_out, trials.most_edited)
-    for one, _ in [*search.found.values()] if len(search.found) == 1 else ():
+    for one, _ in search.told if len(search.told) == 1 else ():
         for meant in LIKELY:
             search.look_at([other for other in several if other.is_beside(one)], meant)
-    is_alone, findings = len(search.found) == 1, len(runs)
-    return [_told(*found, findings, is_alone=is_alone) for found in search.found.values()]
+    is_alone, findings = len(search.told) == 1, len(runs)
+    return [_told(*found, findings, is_alone=is_alone) for found in search.told]
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,19 @@ class _Search:
     """The first such edit of each statement."""
 
     _tried: set[Edit] = field(default_factory=set)
+
+    @property
+    def told(self) -> list[tuple[Statement, Edited]]:
+        """The edits without those that only pass by the variable which another one mends."""
+        return [
+            (one, edited)
+            for one, edited in self.found.values()
+            if not any(
+                other.is_beside(one) and edited.passed_by in changed_by(other.unit)
+                for other, _ in self.found.values()
+                if other is not one
+            )
+        ]
 
     def look_at(self, several: Iterable[Statement], meant: Meant, most: int | None = None) -> None:
         """Try edits of one sort, at most so many."""

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.batch.altered import PAINT, SELECTED
-from conformance.findings.trace import GIVEN, LISTED, READ
+from conformance.findings.trace import LISTED, READ
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -156,7 +156,7 @@ class Graph:
             found[node] = any(painted) or operation.backward_pass is not None
         elif self._is_leaf(node, self.paint) or self.selects(node):
             found[node] = False
-        elif operation.name == GIVEN and (read := self._read_before(node, found)) is not None:
+        elif operation.is_given and (read := self._read_before(node, found)) is not None:
             found[node] = found[read]
             self._carried[node] = read
 

@@ -21,7 +21,6 @@ from conformance.ranks.pool import RankPool
 from conformance.runs.check import judge_outcome
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing.finding import traced_job
-from conformance.tracing.hypotheses import Values
 from conformance.tracing.proof import Prover, candidates
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob, tokens_of_steps
@@ -248,8 +247,7 @@ def test_a_value_that_makes_weights_infinite_proves_nothing(jobs: SharedJobs) ->
     trials = Prover(jobs).trials
     run = trials.ordinary(cell)
     assert run is not None
-    counts = (one for one in candidates(traced(cell, jobs)) if one.values is Values.COUNTS)
-    at = next(counts).replacement
+    at = candidates(traced(cell, jobs))[0].replacement
     ran = trials.ran(run, replaced=replace(at, entries=()))
     assert ran is not None
 

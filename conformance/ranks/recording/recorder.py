@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from conformance.findings.trace import (
     BUILT,
     GIVEN,
+    LIFTED,
     LISTED,
     MULTIPLYING,
     NOTHING,
@@ -77,9 +78,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     _differentiated: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     """The stacks of forward operations, by the numbers that autograd gives their derivatives."""
-
-    _made_of: dict[int, tuple[torch.Tensor, list[float]]] = field(default_factory=dict)
-    """The tensors that were made of lists of numbers, with these, by their storages."""
 
     _computed_with: dict[int, list[float]] = field(default_factory=dict)
     """The floats that tensors were made of, or that operations were given, by their places."""
@@ -143,8 +141,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     inputs = self._inputs(parts, who)
                     draft = Operation(name=BUILT, stack=who.stack, contents=NOTHING, inputs=inputs)
                     self._add(draft, made)
-            elif held := self._returns.held(tree_leaves(data)):
-                self._made_of[plain(made).untyped_storage()._cdata] = made, held
+            elif (held := self._returns.held(tree_leaves(data))) and (whole := part(plain(made))):
+                places = (place for _, place in self._memory.writers(whole))
+                self._computed_with.update((place, held) for place in places)
             return made
 
         return building
@@ -176,6 +175,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(map(wraps_others, types)):
             return NotImplemented  # the operations on the tensors within it are seen
         who = self._asked()
+        if str(func) == LIFTED:
+            return self._lifted(func(*args, **kwargs), who)
         if func.is_view and not who.reads_gradient:
             return self._viewed(func, func(*args, **kwargs), self._stack(who))
         if self._completes_collective(func, args):
@@ -211,6 +212,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for index, tensor in enumerate(_made(func, args, kwargs, result)):
             self._add(replace(draft, inputs=apart[index]) if apart else draft, tensor)
         return result
+
+    def _lifted(self, made: torch.Tensor, who: Asked) -> torch.Tensor:
+        """A tensor that was made of numbers."""
+        draft = Operation(name=LIFTED, stack=who.stack, contents=NOTHING, variables=who.variables)
+        self._add(draft, made)
+        return made
 
     def _viewed(self, func: Any, result: Any, stack: tuple[Line, ...]) -> Any:
         """A view: nothing is looked at until it is read. Its derivative is an operation."""
@@ -281,8 +288,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draft = Operation(name=name, stack=who.stack, contents=NOTHING, inputs=places)
         added = self._add(draft, tensor)
         assert added is not None
-        if name == GIVEN and read.storage in self._made_of:
-            self._computed_with[added] = self._made_of[read.storage][1]
         yield added
 
     def _settle(self, place: int) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from conformance.findings.trace import GIVEN
 from conformance.tracing.graph import ALLOCATIONS, is_close
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.wrong_weight import is_own
@@ -80,7 +79,7 @@ def _not_finite(weight: WrongWeight, graph: Graph, node: Node) -> Iterator[Suspe
 def _computes(graph: Graph, node: Node) -> bool:
     """Whether an operation computes with numbers: a mask may be filled with infinity."""
     operation = graph.operation(node)
-    is_allocated = operation.name.startswith(ALLOCATIONS) or operation.name == GIVEN
+    is_allocated = operation.name.startswith(ALLOCATIONS)
     is_filled = not all(map(math.isfinite, operation.numbers))
     return bool(operation.stack and operation.inputs) and not (is_allocated or is_filled)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from conformance.findings.trace import GIVEN
 from conformance.tracing.counts import COMMON, SMALL
 from conformance.tracing.source import fields_read
 
@@ -29,7 +28,7 @@ def had_before(weight: WrongWeight, node: Node, count: Count) -> tuple[list[Retu
     if (had := weight.chain.graph.handed(node, count.value)) is not None:
         return [had], True
     operation = weight.operation(node)
-    if operation.name != GIVEN or count.parts or count.value <= COMMON:
+    if not operation.is_given or count.parts or count.value <= COMMON:
         return [], False
     before = [*_before(weight, node, count.value)]
     beside = {*operation.contents.values, count.value}
@@ -48,7 +47,7 @@ def had_before(weight: WrongWeight, node: Node, count: Count) -> tuple[list[Retu
 def _before(weight: WrongWeight, node: Node, count: float) -> Iterator[Returned]:
     """Yield all of them; what has been measured makes no tensor of whole numbers."""
     operation = weight.operation(node)
-    is_of_whole = operation.name == GIVEN and not operation.contents.is_measured
+    is_of_whole = operation.is_given and not operation.contents.is_measured
     names = fields_read(operation.stack[:CALLING])
     for one in weight.chain.graph.traces[node.rank].returned:
         is_read = one.name is None or one.name in names
