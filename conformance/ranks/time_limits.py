@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 SECONDS_OF_QUIET = 5.0
 """In which no rank of a job that hangs uses CPU time."""
 
+QUIET_IN_A_TRIAL = 1.0
+"""The same of a job with an edit or another value, which often parts ranks that should meet."""
+
 SHARE_AT_WORK = 0.015
 """The least share of a core of a rank at work, as dozens of processes may share it; ranks that wait
 for each other to make a process group were seen to use 0.004."""

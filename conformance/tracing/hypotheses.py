@@ -5,6 +5,7 @@ In: the trace of a wrong weight. Out: where a run can put another value in place
 
 from __future__ import annotations
 
+import ast
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -164,7 +165,7 @@ def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
         needed=one.needed,
         depth=one.depth,
         factor=one.factor,
-        is_handed=_is_handed(operation, one),
+        is_handed=_is_handed(weight, one),
     )
     called = _called(found, operation, weight.chain.graph)
     if called is not found and not one.is_changed:
@@ -172,13 +173,25 @@ def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
     yield found
 
 
-def _is_handed(operation: Operation, one: Needed) -> bool:
-    """Whether a line has a number of plain Python in a variable that it reads."""
+def _is_handed(weight: WrongWeight, one: Needed) -> bool:
+    """Whether a line only reads a number that plain Python made elsewhere.
+
+    It has it in a variable, makes a tensor of what it looks up, or calls a function for it.
+    """
+    operation, value = weight.operation(one.node), one.made.value
+    is_lifted = operation.name == LIFTED
     scope = scope_of(operation.stack[0])
-    if scope is None or (one.operand is not Operand.NUMBER and operation.name != LIFTED):
+    if scope is None or not (is_lifted or one.operand is Operand.NUMBER):
         return False
-    held = {name for name, value in operation.variables if is_close(value, one.made.value)}
-    return not held.isdisjoint(scope.names())
+    held = {name for name, number in operation.variables if is_close(number, value)}
+    calls = scope.nodes(ast.Call) if is_lifted else []
+    given = [call.args[0] for call in calls if call.args and "tensor" in ast.unparse(call.func)]
+    returned = weight.chain.graph.traces[one.node.rank].returned if is_lifted else ()
+    return (
+        not held.isdisjoint(scope.names())
+        or any(isinstance(each, (ast.Name, ast.Attribute, ast.Subscript)) for each in given)
+        or any(each.has(value) and operation.line in each.stack[1:2] for each in returned)
+    )
 
 
 def _read(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:

@@ -91,3 +91,18 @@ class CountingTrainer(ToyTrainer):
         dist.all_reduce(count)
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
+
+    def of_positions(self, rows: Rows) -> None:
+        count = torch.tensor(
+            float(sum(row.numel() for row in rows["mask"])),
+        )
+        dist.all_reduce(count)
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
+    def of_handed_positions(self, rows: Rows) -> None:
+        positions = float(sum(row.numel() for row in rows["mask"]))
+        count = torch.tensor(positions)
+        dist.all_reduce(count)
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
