@@ -171,7 +171,7 @@ class _Proof:
         for part, lacking in self._left_out.items():
             is_sum = lacking.makes(one.had, one.needed) and not is_product(name)
             if is_sum and one.is_made_of(part, self.graph):
-                return replace(one, line=part.line, reason=lacking.words), name
+                return replace(part, had=one.had, needed=one.needed, reason=lacking.words), name
         return named
 
     def _made_good(self) -> list[_Named]:
