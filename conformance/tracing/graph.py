@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -273,18 +273,3 @@ class Graph:
                 if self.painted.get(Node(rank, place)):
                     yield Node(rank, place)
                     break
-
-
-def computed(graph: Graph, nodes: Iterable[Node]) -> Node | None:
-    """The operations that computed tensors last, before others moved or joined entries; or None."""
-    waiting = deque(nodes)
-    seen = {*waiting}
-    while waiting:
-        node = waiting.popleft()
-        inputs = graph.inputs(node)
-        is_moved = graph.operation(node).name.startswith(("aten.cat", "aten.stack", *MOVING))
-        if inputs and not is_moved:
-            return node
-        waiting += [one for one in inputs if one not in seen]
-        seen.update(inputs)
-    return None
