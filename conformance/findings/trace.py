@@ -6,7 +6,6 @@ a number or a name: no line of a framework's source is kept.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, NamedTuple
@@ -135,49 +134,19 @@ class Cut(NamedTuple):
     stack: tuple[Line, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """Numbers that plain Python had in a line, which returned them or gave them to a function.
-
-    ``stack`` begins with the line, followed by those that called its function. ``place`` is that of
-    the next operation. The line ``is_shared`` if several others called its function. Numbers that
-    are all floats have been measured. ``name`` is that of the field of a dataclass that the line
-    gave a whole number to; None if it is another line.
-    """
-
-    stack: tuple[Line, ...]
-    numbers: tuple[float, ...]
-    place: int
-    is_measured: bool
-    is_shared: bool = False
-    name: str | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all numbers are whole, as counts are."""
-        return all(one.is_integer() for one in self.numbers)
-
-    def has(self, number: float) -> bool:
-        """Whether it is one of the numbers, up to rounding in float32."""
-        return any(math.isclose(one, number, rel_tol=1e-6) for one in self.numbers)
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
     """The operations of one rank in their order.
 
     ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
     of the tensors that adapters read the probe's gradient from. ``files`` are those of the
-    framework's modules whose functions were called. ``returned`` lists each number of a line once.
-    ``handed`` has, for the float objects that a tensor was made of or an operation computed with,
-    the first line of plain Python that had them; equal floats are other objects. ``cuts`` has what
+    framework's modules whose functions were called.
+    ``cuts`` has what
     took the part of a tensor that was read, by the place of the operation that read it. ``kinds``
     are those of the values that functions have in variables, by their files and names.
     """
 
     operations: tuple[Operation, ...] = ()
-    returned: tuple[Returned, ...] = ()
-    handed: dict[int, tuple[Returned, ...]] = field(default_factory=dict)
     cuts: dict[int, Cut] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()

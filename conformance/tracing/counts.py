@@ -12,13 +12,13 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.findings.trace import LISTED, READ
+from conformance.findings.trace import READ
 from conformance.tracing.graph import ALLOCATIONS, Node, is_close
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from conformance.findings.trace import Contents, Line, Operation, Returned
+    from conformance.findings.trace import Contents, Line, Operation
     from conformance.tracing.graph import Graph
 
 DEEPEST = 24
@@ -174,9 +174,6 @@ class Unfolding:
 
     def _sources(self, number: float, user: Node) -> Iterator[Entry]:
         """Yield the entries that a function of the user's stack looked at, the last first."""
-        if (had := self.graph.handed(user, number)) is not None:
-            yield from self._read_by(had, number, user.rank)
-            return
         if number in (0, 1):  # too common to tell where it is from
             return
         stack, is_given = self.graph.operation(user).stack, self.graph.operation(user).is_given
@@ -195,16 +192,6 @@ class Unfolding:
             is_used = is_shared or inmost.intersection(users)
             if is_looked_at and held.size <= SMALL and number in held.values and is_used:
                 yield Entry(Node(user.rank, place), held.values.index(number), number)
-
-    def _read_by(self, had: Returned, number: float, rank: int) -> Iterator[Entry]:
-        """Yield the entry that the function which had a number first read it from, if it did."""
-        for place in range(had.place - 1, -1, -1):
-            operation = self.graph.operation(Node(rank, place))
-            is_read = operation.name in (READ, LISTED) and number in operation.contents.values
-            if is_read and _function(operation.stack[0]) == _function(had.stack[0]):
-                values = operation.contents.values
-                yield Entry(Node(rank, place), values.index(number), number)
-                return
 
     def _unfolded(self, entry: Entry, depth: int = 0) -> Count:
         made = self._made(entry) if depth < DEEPEST else Made(How.GIVEN, ())

@@ -150,10 +150,8 @@ def _files(job: TracedJob) -> frozenset[str]:
 
 def _of_rank(trace: RankTrace) -> Iterator[str]:
     """Yield the files of one rank's trace."""
-    handed = (one for several in trace.handed.values() for one in several)
-    had = [one.stack for one in (*trace.returned, *handed)]
     groups = [one.collective.made_by for one in trace.operations if one.collective is not None]
     asked = [one.stack for one in trace.operations]
     cut = [one.stack for one in trace.cuts.values()]
-    for lines in (*asked, *had, *groups, *cut):
+    for lines in (*asked, *groups, *cut):
         yield from (line.file for line in lines)

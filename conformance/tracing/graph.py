@@ -15,7 +15,7 @@ from conformance.findings.trace import LISTED, READ
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-    from conformance.findings.trace import Contents, Line, Operation, RankTrace, Returned
+    from conformance.findings.trace import Contents, Line, Operation, RankTrace
 
 ALLOCATIONS = ("aten.new_empty", "aten.empty", "aten.ones_like", "aten.zeros_like", "aten.new_")
 """Operations whose results hold old bytes, or nothing of what they are given."""
@@ -103,11 +103,6 @@ class Graph:
         """The operations of its rank that read what an operation made."""
         operations = enumerate(self.traces[node.rank].operations)
         return [Node(node.rank, place) for place, one in operations if node.place in one.inputs]
-
-    def handed(self, node: Node, number: float) -> Returned | None:
-        """The first place in plain Python of the very number that an operation was handed."""
-        handed = self.traces[node.rank].handed.get(node.place, ())
-        return next((one for one in handed if one.stack and one.has(number)), None)
 
     @cached_property
     def callers_of(self) -> dict[Line, set[Line]]:

@@ -6,6 +6,7 @@ In: the trace of a wrong weight. Out: where a run can put another value in place
 from __future__ import annotations
 
 import ast
+import builtins
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -178,20 +179,23 @@ def _is_handed(weight: WrongWeight, one: Needed) -> bool:
 
     It has it in a variable, makes a tensor of what it looks up, or calls a function for it.
     """
-    operation, value = weight.operation(one.node), one.made.value
+    operation = weight.operation(one.node)
     is_lifted = operation.name == LIFTED
     scope = scope_of(operation.stack[0])
     if scope is None or not (is_lifted or one.operand is Operand.NUMBER):
         return False
-    held = {name for name, number in operation.variables if is_close(number, value)}
+    held = {name for name, number in operation.variables if is_close(number, one.made.value)}
     calls = scope.nodes(ast.Call) if is_lifted else []
     given = [call.args[0] for call in calls if call.args and "tensor" in ast.unparse(call.func)]
-    returned = weight.chain.graph.traces[one.node.rank].returned if is_lifted else ()
-    return (
-        not held.isdisjoint(scope.names())
-        or any(isinstance(each, (ast.Name, ast.Attribute, ast.Subscript)) for each in given)
-        or any(each.has(value) and operation.line in each.stack[1:2] for each in returned)
-    )
+    return not held.isdisjoint(scope.names()) or any(map(_is_looked_up, given))
+
+
+def _is_looked_up(given: ast.expr) -> bool:
+    """Whether an expression looks a number up, or calls a function of the framework for it."""
+    functions = (one.func for one in ast.walk(given) if isinstance(one, ast.Call))
+    names = [one.value if isinstance(one, ast.Attribute) else one for one in functions]
+    called = [one.id for one in names if isinstance(one, ast.Name) and one.id not in dir(builtins)]
+    return bool(called) or isinstance(given, (ast.Name, ast.Attribute, ast.Subscript))
 
 
 def _read(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:

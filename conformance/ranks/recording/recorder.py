@@ -35,7 +35,6 @@ from conformance.findings.trace import (
 from conformance.ranks.recording.collectives import Collectives, is_collective
 from conformance.ranks.recording.frames import Functions, asked
 from conformance.ranks.recording.memory import Memory, Part, part, plain, wraps_others
-from conformance.ranks.recording.returns import Returns
 from conformance.ranks.recording.variables import look_at
 
 if TYPE_CHECKING:
@@ -79,9 +78,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _differentiated: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     """The stacks of forward operations, by the numbers that autograd gives their derivatives."""
 
-    _computed_with: dict[int, list[float]] = field(default_factory=dict)
-    """The floats that tensors were made of, or that operations were given, by their places."""
-
     _views: dict[Part, Cut] = field(default_factory=dict)
     """The operations that took parts of tensors."""
 
@@ -97,20 +93,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._functions = Functions(self.is_passed_by)
-        self._returns = Returns(self._functions, lambda: len(self._operations))
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Recorder:
         """Begin to record."""
         for name in LISTING:
             setattr(torch.Tensor, name, self._noting(getattr(torch.Tensor, name)))
-        self._returns.start()
         torch.tensor = self._building(build)
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
         """Record no more."""
-        self._returns.stop()
         for name in LISTING:
             delattr(torch.Tensor, name)  # that of its base shows again
         torch.tensor = build
@@ -141,9 +134,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     inputs = self._inputs(parts, who)
                     draft = Operation(name=BUILT, stack=who.stack, contents=NOTHING, inputs=inputs)
                     self._add(draft, made)
-            elif (held := self._returns.held(tree_leaves(data))) and (whole := part(plain(made))):
-                places = (place for _, place in self._memory.writers(whole))
-                self._computed_with.update((place, held) for place in places)
             return made
 
         return building
@@ -158,8 +148,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._settle(place)
         return RankTrace(
             operations=tuple(self._operations),
-            returned=self._returns.noted,
-            handed={place: self._returns.first(of) for place, of in self._computed_with.items()},
             cuts=dict(self._cuts),
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
@@ -207,8 +195,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._operations.append(replace(draft, contents=_contents(torch.tensor(result))))
         if taken := [cut for one in map(part, operands) if one and (cut := self._views.get(one))]:
             self._cuts[len(self._operations)] = taken[0]
-        if draft.variables and draft.numbers:
-            self._computed_with[len(self._operations)] = self._returns.held(who.held)
         for index, tensor in enumerate(_made(func, args, kwargs, result)):
             self._add(replace(draft, inputs=apart[index]) if apart else draft, tensor)
         return result

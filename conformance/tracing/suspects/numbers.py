@@ -38,17 +38,13 @@ def lines_of(trace: RankTrace, numbers: Sequence[float], package: str | None) ->
 
 
 def _made(trace: RankTrace, sizes: Sequence[float]) -> Iterator[Suspect]:
-    """Yield the lines of the first tensor that holds the number, then those of plain Python."""
+    """Yield the lines of the first tensor that holds the number."""
     words = f"makes the logged number, {sizes[0]:.6g}"
     for operation in trace.operations:
         entries = operation.contents.values if operation.contents.size == 1 else ()
         if operation.stack and any(is_close(abs(one), size) for one in entries for size in sizes):
             yield from (Suspect(line, words) for line in operation.stack)
             break
-    for returned in trace.returned:
-        if any(map(returned.has, sizes)):
-            yield from (Suspect(line, words) for line in returned.stack)
-            return
 
 
 def digits_lost(graph: Graph, _: TracedJob, package: str | None) -> list[Suspect]:
