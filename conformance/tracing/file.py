@@ -33,7 +33,7 @@ from reference.step import Step
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-SCHEMA: Literal["rl-loss-conformance/trace/2"] = "rl-loss-conformance/trace/2"
+SCHEMA: Literal["rl-loss-conformance/trace/3"] = "rl-loss-conformance/trace/3"
 
 SUFFIX = ".json.gz"
 
@@ -51,7 +51,7 @@ class TraceFile(FrozenModel):
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
-    schema_: Literal["rl-loss-conformance/trace/2"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["rl-loss-conformance/trace/3"] = Field(default=SCHEMA, alias="schema")
     finding: str
     package: str | None
     """The framework's, whose lines are suspected before those of its engine."""
