@@ -193,9 +193,12 @@ def _is_handed(weight: WrongWeight, one: Needed) -> bool:
 def _is_looked_up(given: ast.expr) -> bool:
     """Whether an expression looks a number up, or calls a function of the framework for it."""
     functions = [one.func for one in ast.walk(given) if isinstance(one, ast.Call)]
-    names = [one.id for one in functions if isinstance(one, ast.Name)]
-    methods = [one for one in functions if ast.unparse(one).startswith("self.")]
-    called = [*methods, *(one for one in names if one not in dir(builtins))]
+    called = [
+        one
+        for one in functions
+        if (isinstance(one, ast.Name) and one.id not in dir(builtins))
+        or (isinstance(one, ast.Attribute) and ast.unparse(one.value) == "self")
+    ]
     return bool(called) or isinstance(given, (ast.Name, ast.Attribute, ast.Subscript))
 
 
