@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from adapters.contract.job import Operand
@@ -169,7 +169,10 @@ class _Proof:
         """The hypothesis on a line that counts parts right, and leaves others out, if any."""
         one, name = named
         for part, lacking in self._left_out.items():
-            is_sum = lacking.makes(one.had, one.needed) and not is_product(name)
+            is_of_rank = one.needed is None
+            had = sum(map(sum, chain(*self._held[one]))) if is_of_rank else one.had
+            needed = lacking.right if is_of_rank else one.needed
+            is_sum = lacking.makes(had, needed) and not is_product(name)
             if is_sum and one.is_made_of(part, self.graph):
                 return replace(part, had=one.had, needed=one.needed, reason=lacking.words), name
         return named
