@@ -9,8 +9,6 @@ from torch import distributed as dist
 
 from conformance.findings.trace import BUILT
 from conformance.ranks.recording.recorder import Recorder
-from conformance.ranks.recording.stacks import passes_by
-from tests.minimal.right import MinimalAdapter
 from tests.tracing.functions import TakenByName
 
 
@@ -31,18 +29,6 @@ def test_no_mode_of_functions_sees_what_the_recorder_reads() -> None:
 
     names = [operation.name for operation in recorder.trace.operations]
     assert names == ["aten.ones.default", "c10d.allreduce_.default"]
-
-
-def test_numbers_of_the_recorder_itself_are_not_noted() -> None:
-    """It has named tuples, whose constructors are of modules that Python makes for them."""
-    is_passed_by = passes_by(MinimalAdapter())
-    recorder = Recorder(lambda module: is_passed_by(module) and module != __name__)
-
-    with recorder:
-        torch.ones(2).add_(1)
-
-    assert recorder.trace.operations
-    assert not recorder.trace.returned
 
 
 def test_a_tensor_of_numbers_is_made_where_torch_is_given_them() -> None:
