@@ -105,7 +105,7 @@ class Edited(NamedTuple):
     """The line in which the edit is."""
 
     passed_by: str = ""
-    """The variable that is no longer read, if another one is."""
+    """The variable that is read otherwise, or not at all."""
 
 
 def units(function: ast.AST, number: int) -> list[Unit]:
@@ -166,14 +166,12 @@ def _parts(unit: ast.AST) -> Iterator[ast.AST]:
 
 
 def _edited(
-    file: str,
-    unit: Unit,
-    replaced: Sequence[tuple[ast.AST, ast.AST]],
-    words: str,
-    passed_by: str = "",
+    file: str, unit: Unit, replaced: Sequence[tuple[ast.AST, ast.AST]], words: str
 ) -> Edited:
     text = ast.unparse(_replacing(unit, replaced))
-    number = getattr(replaced[0][0], "lineno", unit.lineno)
+    [(old, _), *_] = replaced
+    number = getattr(old, "lineno", unit.lineno)
+    passed_by = ast.unparse(old) if isinstance(getattr(old, "ctx", None), ast.Load) else ""
     edit = Edit(file, span_of(unit), text)  # type: ignore[arg-type]
     return Edited(edit, words, number, passed_by)
 
@@ -374,7 +372,7 @@ def _other_variables(
             for other in others:
                 meant = ast.parse(other, mode="eval").body
                 words = f"with {other} instead of {text}"
-                yield _edited(file, unit, [(one, meant) for one in several], words, text)
+                yield _edited(file, unit, [(one, meant) for one in several], words)
 
 
 def _may_be_meant(one: str, text: str, kinds: Mapping[str, str]) -> bool:
