@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, PlainSerializer, SerializationInfo, ValidationInfo
 
@@ -127,27 +127,18 @@ class Operation:
         return self.stack[0] if self.stack else None
 
 
-class Cut(NamedTuple):
-    """The operation that took the part of a tensor which was read, and the lines that asked."""
-
-    operation: str
-    stack: tuple[Line, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
     """The operations of one rank in their order.
 
     ``roots`` are the places of the tensors that backward passes began with, and ``gradients`` those
-    of the tensors that adapters read the probe's gradient from. ``files`` are those of the
-    framework's modules whose functions were called.
-    ``cuts`` has what
-    took the part of a tensor that was read, by the place of the operation that read it. ``kinds``
-    are those of the values that functions have in variables, by their files and names.
+    of the tensors that adapters read the probe's gradient from. ``cuts`` has the lines that took
+    the part of a tensor that was read, by the place of the operation that read it. ``kinds`` are
+    those of the values that functions have in variables, by their files and names.
     """
 
     operations: tuple[Operation, ...] = ()
-    cuts: dict[int, Cut] = field(default_factory=dict)
+    cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
     kinds: Annotated[dict[tuple[str, str], dict[str, str]], Field(exclude=True)] = field(

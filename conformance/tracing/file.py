@@ -152,6 +152,5 @@ def _of_rank(trace: RankTrace) -> Iterator[str]:
     """Yield the files of one rank's trace."""
     groups = [one.collective.made_by for one in trace.operations if one.collective is not None]
     asked = [one.stack for one in trace.operations]
-    cut = [one.stack for one in trace.cuts.values()]
-    for lines in (*asked, *groups, *cut):
+    for lines in (*asked, *groups, *trace.cuts.values()):
         yield from (line.file for line in lines)

@@ -28,7 +28,6 @@ from conformance.findings.trace import (
     READ,
     SMALL,
     Contents,
-    Cut,
     Operation,
     RankTrace,
 )
@@ -78,10 +77,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _differentiated: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     """The stacks of forward operations, by the numbers that autograd gives their derivatives."""
 
-    _views: dict[Part, Cut] = field(default_factory=dict)
-    """The operations that took parts of tensors."""
+    _views: dict[Part, tuple[Line, ...]] = field(default_factory=dict)
+    """The lines that took parts of tensors."""
 
-    _cuts: dict[int, Cut] = field(default_factory=dict)
+    _cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     _roots: dict[int, int] = field(default_factory=dict)
     _gradients: list[int] = field(default_factory=list)
     _kinds: dict[tuple[str, str], dict[str, str | None]] = field(
@@ -208,7 +207,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _viewed(self, func: Any, result: Any, stack: tuple[Line, ...]) -> Any:
         """A view: nothing is looked at until it is read. Its derivative is an operation."""
         taken = (part(plain(one)) for one in _tensors(result) if str(func).startswith(TAKING))
-        self._views.update((one, Cut(str(func), stack)) for one in taken if one is not None)
+        self._views.update((one, stack) for one in taken if one is not None)
         return result
 
     def _look_at(self, who: Asked) -> None:

@@ -168,4 +168,4 @@ def _cut_off(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
     words = "takes a part of a tensor without the value of the token"
     for end in (one for one in way[-1:] if not graph.painted[one]):
         cuts = (graph.traces[end.rank].cuts.get(node.place) for node in graph.readers(end))
-        yield from (Suspect(line, words) for cut in cuts if cut for line in cut.stack[:1])
+        yield from (Suspect(line, words) for cut in cuts if cut for line in cut[:1])
