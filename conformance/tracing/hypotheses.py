@@ -186,7 +186,8 @@ def _is_handed(weight: WrongWeight, one: Needed) -> bool:
         return False
     held = {name for name, number in operation.variables if is_close(number, one.made.value)}
     calls = scope.nodes(ast.Call) if is_lifted else []
-    given = [call.args[0] for call in calls if call.args and "tensor" in ast.unparse(call.func)]
+    making = [one for one in calls if one.args and ast.unparse(one.func).endswith("tensor")]
+    given = [call.args[0] for call in making]
     return not held.isdisjoint(scope.names()) or any(map(_is_looked_up, given))
 
 
