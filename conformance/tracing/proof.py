@@ -173,7 +173,7 @@ class _Proof:
             had = sum(map(sum, chain(*self._held[one]))) if is_of_rank else one.had
             needed = lacking.right if is_of_rank else one.needed
             is_sum = lacking.makes(had, needed) and not is_product(name)
-            if is_sum and one.is_made_of(part, self.graph):
+            if is_sum and not part.is_handed and one.is_made_of(part, self.graph):
                 return replace(part, had=one.had, needed=one.needed, reason=lacking.words), name
         return named
 
