@@ -143,7 +143,7 @@ def test_the_line_is_proven_with_which_all_findings_conform(
 def test_a_wrong_advantage_that_no_edit_mends_is_not_proven(
     jobs_of_rewards: SharedJobs, way: str
 ) -> None:
-    """Of a rank: whoever hands a group to a function has chosen it."""
+    """Whoever hands a group to a function has chosen it."""
     objective = {"merged": Objective.GROUP_CENTRED, "of_a_rank": Objective.GROUP_WHITENED}[way]
     [(line, _), *_] = of_lines = told(wrong(way, jobs_of_rewards, objective), jobs_of_rewards)
 
