@@ -151,8 +151,7 @@ class Replacement:
     its kind. ``columns`` are those of the expression, None if they are not known. ``caller`` is the
     line that must have called its function, None if any may have. ``entries`` has values by rank
     and by the number of earlier calls of the line; calls that it lacks are left alone. If it is
-    None, each entry is multiplied by a mark of its own, or replaced by the mark if it is 0. An
-    operation that is ``moved`` takes entries as many places later instead.
+    None, each entry is multiplied by a mark of its own, or replaced by the mark if it is 0.
     """
 
     file: str
@@ -163,7 +162,6 @@ class Replacement:
     position: int = 0
     caller: tuple[str, int] | None = None
     entries: tuple[tuple[tuple[float, ...], ...], ...] | None = None
-    moved: int = 0
 
 
 class Edit(NamedTuple):

@@ -6,15 +6,17 @@ contains only numbers and names, and no source code of a framework.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Annotated, NamedTuple
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, PlainSerializer, SerializationInfo, ValidationInfo
 
 GIVEN = "given"
 """The name of a tensor that no recorded operation made, such as one from a numpy array."""
+
+LIFTED = "aten.lift_fresh.default"
+"""The operation by which torch makes a tensor of numbers of Python, or of a numpy array."""
 
 OUTSIDE = "outside"
 """The name of a change to a tensor that no operation of torch made."""
@@ -27,21 +29,6 @@ MULTIPLYING = (
 
 READ = "aten._local_scalar_dense.default"
 """The operation that turns a tensor into a Python number."""
-
-ROLL = "aten.roll.default"
-"""The operation that moves all entries of a tensor."""
-
-INDEXING = ("aten.index.Tensor", "aten.index_select.default")
-"""The operations that read a tensor's entries at the indices in another tensor."""
-
-WRITING = "aten.index_put_.default"
-"""The operation that writes a tensor's entries at the indices in another tensor."""
-
-VIEWS = {
-    "aten.slice_backward.default": "aten.slice.Tensor",
-    "aten.select_backward.default": "aten.select.int",
-}
-"""The view that each derivative belongs to; a record may have the derivative only."""
 
 BUILT = "python.stack"
 """The operation by which Python makes one tensor of a list of tensors."""
@@ -114,8 +101,9 @@ class Operation:
     ``stack`` has the framework's lines that called the operation, the innermost first; in a
     backward pass, the lines of the forward operation that it differentiates. ``inputs`` are the
     indices of its operands in `RankTrace.operations`, and ``numbers`` its operands that are Python
-    numbers. For an operation that multiplies, ``variables`` are the numbers in variables of the
-    innermost function, by name. ``requires_grad`` tells whether one of its operands has a gradient.
+    numbers. For an operation that multiplies or makes a tensor of numbers, ``variables`` are the
+    numbers in variables of the innermost function, by name. ``requires_grad`` tells whether one of
+    its operands has a gradient.
     """
 
     name: str
@@ -129,43 +117,14 @@ class Operation:
     collective: Collective | None = None
 
     @property
+    def is_given(self) -> bool:
+        """Whether it made its tensor of what no operation of torch made."""
+        return self.name in (GIVEN, LIFTED)
+
+    @property
     def line(self) -> Line | None:
         """The innermost line of the framework."""
         return self.stack[0] if self.stack else None
-
-
-class Cut(NamedTuple):
-    """The operation that cut out a part of a tensor to be read, and the lines that called it."""
-
-    operation: str
-    stack: tuple[Line, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Returned:
-    """Numbers that a line of plain Python returned, or passed to a function.
-
-    ``stack`` begins with the line, followed by the lines that called its function. ``place`` is the
-    index of the next operation. The line ``is_shared`` if several lines called its function.
-    Numbers are ``is_measured`` if all are floats. ``name`` is the field of a dataclass that the
-    line set to a whole number; None for other lines.
-    """
-
-    stack: tuple[Line, ...]
-    numbers: tuple[float, ...]
-    place: int
-    is_measured: bool
-    is_shared: bool = False
-    name: str | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all numbers are whole, as counts are."""
-        return all(one.is_integer() for one in self.numbers)
-
-    def has(self, number: float) -> bool:
-        """Whether a number is one of these, up to rounding in float32."""
-        return any(math.isclose(one, number, rel_tol=1e-6) for one in self.numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,18 +132,13 @@ class RankTrace:
     """The operations of one rank in the order of their execution.
 
     ``roots`` are the indices of the tensors that backward passes began with, and ``gradients``
-    those of the tensors from which adapters read the probe's gradient. ``files`` are the files of
-    the framework's modules whose functions were called. ``returned`` lists each number of a line
-    once. ``handed`` has the first line of plain Python that had a float object from which a tensor
-    was made or with which an operation computed; equal floats are distinct objects. ``cuts`` has
-    the `Cut` of each part of a tensor that was read, by the index of the operation that read it.
+    those of the tensors from which adapters read the probe's gradient. ``cuts`` has the lines that
+    cut out each part of a tensor that was read, by the index of the operation that read it.
     ``kinds`` are the kinds of values in the variables of functions, by file and function name.
     """
 
     operations: tuple[Operation, ...] = ()
-    returned: tuple[Returned, ...] = ()
-    handed: dict[int, tuple[Returned, ...]] = field(default_factory=dict)
-    cuts: dict[int, Cut] = field(default_factory=dict)
+    cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
     kinds: Annotated[dict[tuple[str, str], dict[str, str]], Field(exclude=True)] = field(

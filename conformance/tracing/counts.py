@@ -12,13 +12,13 @@ from enum import StrEnum
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.findings.trace import GIVEN, LISTED, READ
+from conformance.findings.trace import READ
 from conformance.tracing.graph import ALLOCATIONS, Node, is_close
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from conformance.findings.trace import Contents, Line, Operation, Returned
+    from conformance.findings.trace import Contents, Line, Operation
     from conformance.tracing.graph import Graph
 
 DEEPEST = 24
@@ -174,19 +174,16 @@ class Unfolding:
 
     def _sources(self, number: float, user: Node) -> Iterator[Entry]:
         """Yield the entries that a function of the user's stack looked at, the last first."""
-        if (had := self.graph.handed(user, number)) is not None:
-            yield from self._read_by(had, number, user.rank)
-            return
         if number in (0, 1):  # too common to tell where it is from
             return
-        stack, is_given = self.graph.operation(user).stack, self.graph.operation(user).name == GIVEN
+        stack, is_given = self.graph.operation(user).stack, self.graph.operation(user).is_given
         users = [_function(line) for line in (stack[:1] if number <= COMMON else stack)]
         for place in range(user.place - 1, -1, -1):
             operation = self.graph.operation(Node(user.rank, place))
             held, near = operation.contents, {_function(line) for line in operation.stack[:SHARED]}
             # A tensor that is made of others in a list looks at these without an operation.
             inmost = {_function(line) for line in operation.stack[:1]}
-            is_made = operation.name != GIVEN and held.size == 1
+            is_made = not operation.is_given and held.size == 1
             is_near = is_given and is_made and inmost.intersection(users)
             is_looked_at = operation.name == READ or operation.collective is not None or is_near
             # A function that is far off has looked at much else for other functions, and a called
@@ -195,16 +192,6 @@ class Unfolding:
             is_used = is_shared or inmost.intersection(users)
             if is_looked_at and held.size <= SMALL and number in held.values and is_used:
                 yield Entry(Node(user.rank, place), held.values.index(number), number)
-
-    def _read_by(self, had: Returned, number: float, rank: int) -> Iterator[Entry]:
-        """Yield the entry that the function which had a number first read it from, if it did."""
-        for place in range(had.place - 1, -1, -1):
-            operation = self.graph.operation(Node(rank, place))
-            is_read = operation.name in (READ, LISTED) and number in operation.contents.values
-            if is_read and _function(operation.stack[0]) == _function(had.stack[0]):
-                values = operation.contents.values
-                yield Entry(Node(rank, place), values.index(number), number)
-                return
 
     def _unfolded(self, entry: Entry, depth: int = 0) -> Count:
         made = self._made(entry) if depth < DEEPEST else Made(How.GIVEN, ())
@@ -222,7 +209,7 @@ class Unfolding:
         if operation.name.startswith((*ALLOCATIONS, ON_STORAGE)):
             return Made(How.GIVEN, ())
         if not inputs:
-            return self._read(entry) if operation.name == GIVEN else Made(How.GIVEN, ())
+            return self._read(entry) if operation.is_given else Made(How.GIVEN, ())
         operands = [[*self._aligned(one, entry)] for one in inputs]
         rule = RULES.get(_kind(operation))
         made = rule(entry.value, operands, operation) if rule is not None else None

@@ -104,6 +104,9 @@ class Edited(NamedTuple):
     number: int
     """The line in which the edit is."""
 
+    passed_by: str = ""
+    """The variable that is read otherwise, or not at all."""
+
 
 def units(function: ast.AST, number: int) -> list[Unit]:
     """The innermost statement at a line; of a compound one the expressions of its header."""
@@ -166,8 +169,18 @@ def _edited(
     file: str, unit: Unit, replaced: Sequence[tuple[ast.AST, ast.AST]], words: str
 ) -> Edited:
     text = ast.unparse(_replacing(unit, replaced))
-    number = getattr(replaced[0][0], "lineno", unit.lineno)
-    return Edited(Edit(file, span_of(unit), text), words, number)  # type: ignore[arg-type]
+    [(old, _), *_] = replaced
+    number = getattr(old, "lineno", unit.lineno)
+    passed_by = ast.unparse(old) if isinstance(getattr(old, "ctx", None), ast.Load) else ""
+    edit = Edit(file, span_of(unit), text)  # type: ignore[arg-type]
+    return Edited(edit, words, number, passed_by)
+
+
+def changed_by(unit: Unit) -> set[str]:
+    """The variables that a statement assigns, or changes a part of."""
+    targets = getattr(unit, "targets", [getattr(unit, "target", None)])
+    parts = (one for target in targets if target is not None for one in ast.walk(target))
+    return {one.id for one in parts if isinstance(one, ast.Name)}
 
 
 def _replacing(tree: Any, replaced: Sequence[tuple[ast.AST, ast.AST]]) -> Any:
@@ -234,9 +247,15 @@ def _left_out(node: ast.AST) -> Iterator[Other]:
         for place, bound in [*enumerate(node.args)][-2:] if name in BOUNDING else ():
             args = [*node.args[:place], ast.Constant(None), *node.args[place + 1 :]]
             yield node, _copy(node, args=args), f"without the bound {_short(bound)} of {name}"
-        for keyword in (one for one in node.keywords if one.arg in OPTIONAL):
+        for keyword in filter(_is_optional, node.keywords):
             left = [one for one in node.keywords if one is not keyword]
             yield node, _copy(node, keywords=left), f"without {keyword.arg}= of {name}"
+
+
+def _is_optional(keyword: ast.keyword) -> bool:
+    """Whether a call may be right without an argument; who has named a group has chosen it."""
+    is_chosen = keyword.arg == "group" and isinstance(keyword.value, ast.Name)
+    return keyword.arg in OPTIONAL and not is_chosen
 
 
 def _swapped(node: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:

@@ -33,7 +33,7 @@ from reference.step import Step
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-SCHEMA: Literal["rl-loss-conformance/trace/2"] = "rl-loss-conformance/trace/2"
+SCHEMA: Literal["rl-loss-conformance/trace/3"] = "rl-loss-conformance/trace/3"
 
 SUFFIX = ".json.gz"
 
@@ -51,7 +51,7 @@ class TraceFile(FrozenModel):
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
-    schema_: Literal["rl-loss-conformance/trace/2"] = Field(default=SCHEMA, alias="schema")
+    schema_: Literal["rl-loss-conformance/trace/3"] = Field(default=SCHEMA, alias="schema")
     finding: str
     package: str | None
     """The framework's, whose lines are suspected before those of its engine."""
@@ -150,10 +150,7 @@ def _files(job: TracedJob) -> frozenset[str]:
 
 def _of_rank(trace: RankTrace) -> Iterator[str]:
     """Yield the files of one rank's trace."""
-    handed = (one for several in trace.handed.values() for one in several)
-    had = [one.stack for one in (*trace.returned, *handed)]
     groups = [one.collective.made_by for one in trace.operations if one.collective is not None]
     asked = [one.stack for one in trace.operations]
-    cut = [one.stack for one in trace.cuts.values()]
-    for lines in (*asked, *had, *groups, *cut):
+    for lines in (*asked, *groups, *trace.cuts.values()):
         yield from (line.file for line in lines)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract.batch.altered import PAINT, SELECTED
-from conformance.findings.trace import GIVEN, LISTED, READ
+from conformance.findings.trace import LISTED, READ
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
-    from conformance.findings.trace import Contents, Line, Operation, RankTrace, Returned
+    from conformance.findings.trace import Contents, Line, Operation, RankTrace
 
 ALLOCATIONS = ("aten.new_empty", "aten.empty", "aten.ones_like", "aten.zeros_like", "aten.new_")
 """Operations whose results hold old bytes, or nothing of what they are given."""
@@ -104,11 +104,6 @@ class Graph:
         operations = enumerate(self.traces[node.rank].operations)
         return [Node(node.rank, place) for place, one in operations if node.place in one.inputs]
 
-    def handed(self, node: Node, number: float) -> Returned | None:
-        """The first place in plain Python of the very number that an operation was handed."""
-        handed = self.traces[node.rank].handed.get(node.place, ())
-        return next((one for one in handed if one.stack and one.has(number)), None)
-
     @cached_property
     def callers_of(self) -> dict[Line, set[Line]]:
         """The lines that called the function of each line which asked for an operation."""
@@ -156,7 +151,7 @@ class Graph:
             found[node] = any(painted) or operation.backward_pass is not None
         elif self._is_leaf(node, self.paint) or self.selects(node):
             found[node] = False
-        elif operation.name == GIVEN and (read := self._read_before(node, found)) is not None:
+        elif operation.is_given and (read := self._read_before(node, found)) is not None:
             found[node] = found[read]
             self._carried[node] = read
 
@@ -273,18 +268,3 @@ class Graph:
                 if self.painted.get(Node(rank, place)):
                     yield Node(rank, place)
                     break
-
-
-def computed(graph: Graph, nodes: Iterable[Node]) -> Node | None:
-    """The operations that computed tensors last, before others moved or joined entries; or None."""
-    waiting = deque(nodes)
-    seen = {*waiting}
-    while waiting:
-        node = waiting.popleft()
-        inputs = graph.inputs(node)
-        is_moved = graph.operation(node).name.startswith(("aten.cat", "aten.stack", *MOVING))
-        if inputs and not is_moved:
-            return node
-        waiting += [one for one in inputs if one not in seen]
-        seen.update(inputs)
-    return None

@@ -23,9 +23,6 @@ if TYPE_CHECKING:
     from conformance.tracing.right_counts import Named
     from conformance.tracing.right_values import Entries
 
-ACTIVE = "1 for active tokens, 0 for others"
-"""The name of the right mask."""
-
 CLOSE = 1e-4
 """The largest relative difference of two counts that are one, after all roundings of a step."""
 
@@ -88,18 +85,6 @@ def counts_placed(
         for name in (several[0] if several else ())
         if all(name in counts for counts in several)
     }
-
-
-def mask_placed(run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]) -> dict[str, Entries]:
-    """The right mask where the loss is multiplied by it."""
-    needed: dict[EntryPlace, float] = {}
-    for rank, token in np.argwhere(marked):
-        before, right = run.observed[rank, token], run.expected[token]
-        if size := float(before or right):  # else it is masked, as it has to be
-            place, multiplies = _marked(float(marked[rank, token]) / size, held)
-            if place is not None and multiplies:
-                needed[place] = float(right > 0)
-    return {ACTIVE: _replaced(held, needed)} if needed else {}
 
 
 def moves(run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]) -> bool:

@@ -77,10 +77,6 @@ class RightCounts:
         """The ingredient of the right divisor that a number counts; None without one."""
         return _words(number, self._ingredients)
 
-    def part(self, number: float) -> str | None:
-        """The part of the step that has as many active tokens, such as a micro-batch."""
-        return _words(number, self.parts)
-
     def is_size(self, number: float) -> bool:
         """Whether a number, or its reciprocal, is that of ranks or of micro-batches, or 1."""
         ways = (number, 1 / number if number else 0.0)

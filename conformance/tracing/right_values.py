@@ -11,21 +11,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from adapters.contract.objective import FROM_REWARDS
-from conformance.expected.advantages import BatchAdvantages
-from conformance.expected.loss_terms import advantage_terms
 from conformance.tracing.graph import is_close
 from conformance.tracing.right_counts import counts_of_step
-from reference import advantages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from adapters.contract import Observation
-    from adapters.contract.objective import Objective
-    from conformance.expected.advantages import Estimate
     from conformance.expected.step_context import StepContext
 
     Entries = tuple[tuple[tuple[float, ...], ...], ...]
@@ -48,9 +42,6 @@ PARTS = (
     f"samples with active tokens {OF_RANK}",
 )
 """The parts of a step whose tokens or samples are counted before the counts are added up."""
-
-REWARD = "the reward of each sample"
-"""The name of what advantages are made of, right wherever it stands."""
 
 
 def ordered_as(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entries]:
@@ -164,96 +155,3 @@ def _passes(observation: Observation, step_index: int) -> NDArray[np.int32]:
 
 def _numbers(passes: NDArray[np.int32]) -> list[int]:
     return [int(number) for number in np.unique(passes) if number >= 0]
-
-
-def rewarded(
-    objective: Objective, contexts: Sequence[StepContext], observations: Sequence[Observation]
-) -> dict[str, OfRanks]:
-    """Numbers that advantages are made of, of each sample of the batch or rank, group, or all."""
-    if objective not in FROM_REWARDS:
-        return {}
-    source = advantage_terms(contexts, objective)[0].source
-    assert isinstance(source, BatchAdvantages)
-    groups = source.estimate.peers.groups
-    firsts = sorted(np.unique(groups, return_index=True)[1].tolist())
-    ranks = [[*_samples(contexts, one)] for one in observations]
-    by_groups = sorted(
-        range(len(groups)), key=lambda one: (np.flatnonzero(groups == groups[one])[0], one)
-    )
-    compared = [one for one in by_groups if np.count_nonzero(groups == groups[one]) > 1]
-    orders = {
-        "": [[*range(len(groups))]] * len(ranks),
-        ", by groups": [by_groups] * len(ranks),
-        ", by groups of several": [compared] * len(ranks),
-        " of the rank": [sorted(of_rank) for of_rank in ranks],
-        " of the rank, by micro-batches": ranks,
-    }
-    found: dict[str, OfRanks] = {}
-    for name, values in _sample_values(source.estimate):
-        for words, parts in orders.items():
-            found[name + words] = [[float(values[one]) for one in of_rank] for of_rank in parts]
-    found |= {name: [[value]] * len(ranks) for name, value in _whitening_values(source.estimate)}
-    for name, values in _group_values(source.estimate):
-        found[name] = [[float(values[one]) for one in firsts]] * len(ranks)
-        several = [one for one in firsts if one in compared]
-        found[f"{name} of several"] = [[float(values[one]) for one in several]] * len(ranks)
-    return found
-
-
-def _samples(contexts: Sequence[StepContext], observation: Observation) -> Iterator[int]:
-    """Yield the samples of a batch that a rank holds, in the order of its micro-batches."""
-    sizes = (context.step.size for context in contexts)
-    for index, first in enumerate([*accumulate(sizes, initial=0)][:-1]):
-        passes, sample = _passes(observation, index), contexts[index].sample
-        held = (np.unique(sample[passes == number]).tolist() for number in _numbers(passes))
-        yield from (first + one for one in chain.from_iterable(held))
-
-
-def _sample_values(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield names with a value of each sample."""
-    peers, sample = estimate.peers, estimate.rollouts.sample
-    first = np.searchsorted(sample, np.arange(len(peers.rewards)))
-    mean, of_others = peers.of_group(np.mean), peers.of_others(np.mean)
-    yield REWARD, peers.rewards
-    yield "each reward less the mean of its group", peers.rewards - mean
-    yield "each reward less the mean of the others of its group", peers.rewards - of_others
-    yield "the mean reward of the others of each sample's group", of_others
-    yield "the sum of the rewards of the others of each sample's group", peers.of_others(np.sum)
-    of_tokens = {"": estimate.advantages, " before whitening": estimate.raw}
-    for words, values in of_tokens.items():
-        if np.allclose(values, values[first][sample]):
-            yield f"the advantage of each sample{words}", values[first]
-    for name, values in _group_values(estimate):
-        yield f"{name} of each sample", values
-
-
-def _whitening_values(estimate: Estimate) -> Iterator[tuple[str, float]]:
-    """Yield names with the statistics that advantages are whitened by."""
-    if not estimate.estimator.whitens:
-        return
-    counted = estimate.raw[estimate.rollouts.tokens(estimate.conventions.whitened)]
-    if not counted.size:
-        return
-    mean, spread = float(counted.mean()), float(advantages.spread(counted, estimate.conventions))
-    yield "the number of tokens whose advantages are whitened", float(counted.size)
-    yield "the sum of advantages before whitening", float(counted.sum())
-    yield "the mean of advantages before whitening", mean
-    yield "the sum of the squares that whitening averages", float(((counted - mean) ** 2).sum())
-    yield "the variance of advantages before whitening", spread**2
-    yield "the standard deviation of advantages before whitening", spread
-    yield "1 by the standard deviation of advantages before whitening", 1 / spread
-
-
-def _group_values(estimate: Estimate) -> Iterator[tuple[str, NDArray[np.float64]]]:
-    """Yield names with a value of each sample's group."""
-    peers, conventions = estimate.peers, estimate.conventions
-    spread = peers.of_group(advantages.std(conventions))
-    yield "the number of rewards of the group", peers.size
-    yield "the number of the other rewards of the group", peers.of_others(len)
-    yield "the sum of the rewards of the group", peers.of_group(np.sum)
-    yield "the mean reward of the group", peers.of_group(np.mean)
-    yield "the standard deviation of the rewards of the group", spread
-    yield (
-        "the standard deviation of the rewards of the group, plus epsilon",
-        spread + conventions.std_epsilon,
-    )

@@ -28,25 +28,6 @@ def source_line(line: Line) -> str:
     return linecache.getline(line.file, line.number).strip()
 
 
-def origins(stack: Sequence[Line], holding: Sequence[str]) -> Iterator[Line]:
-    """Yield the lines that assigned a number, the nearest first.
-
-    ``stack`` begins with the line that computes with it, followed by those that called its
-    function; ``holding`` are the variables of that function that hold the number.
-    """
-    if not stack or (scope := scope_of(stack[0])) is None:
-        return
-    named = [name for name in scope.names() if name in holding]
-    if named:
-        for name in named:
-            yield from _assigned(stack, name, FURTHEST)
-        return
-    for line in stack:
-        if line.file == stack[0].file and (around := scope_of(line)) is not None:
-            for number in scope.stores(around.functions[-1]):
-                yield replace(line, number=number)
-
-
 def chosen_by(stack: Sequence[Line], keyword: str) -> Line | None:
     """The line that chose what a call is given by keyword, if another one did."""
     scope = scope_of(stack[0]) if stack else None
@@ -55,14 +36,6 @@ def chosen_by(stack: Sequence[Line], keyword: str) -> Line | None:
     if not given or not isinstance(given[0], ast.Name):
         return None
     return next(_assigned(stack, given[0].id, FURTHEST), None)
-
-
-def fields_read(stack: Sequence[Line]) -> set[str]:
-    """The names of the fields that lines read, perhaps by a text that `getattr` is given."""
-    scopes = [scope for line in stack if (scope := scope_of(line)) is not None]
-    attributes = {one.attr for scope in scopes for one in scope.nodes(ast.Attribute)}
-    constants = [one.value for scope in scopes for one in scope.nodes(ast.Constant)]
-    return attributes | {one for one in constants if isinstance(one, str)}
 
 
 def _assigned(stack: Sequence[Line], name: str, steps: int) -> Iterator[Line]:
@@ -116,16 +89,6 @@ class Scope:
             if parameter in [argument.arg for argument in parameters(function)]
         )
         return next(having, None)
-
-    def stores(self, function: Function) -> list[int]:
-        """The lines of a function that store under a key that the line looks up."""
-        read = {key for node in self.nodes(ast.Subscript) if (key := key_of(node)) is not None}
-        return [
-            node.lineno
-            for node in ast.walk(function)
-            if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)
-            if key_of(node) in read
-        ]
 
     def nodes(self, kind: type[ast.expr]) -> list[Any]:
         """The expressions of a kind that the line is in or has."""
@@ -189,9 +152,3 @@ def _given(call: ast.Call, function: Function, parameter: str) -> ast.expr | Non
     is_method = isinstance(call.func, ast.Attribute) and names[:1] == ["self"]
     place = names.index(parameter) - is_method
     return next(iter(call.args[place : place + 1]), None)
-
-
-def key_of(node: ast.Subscript) -> str | None:
-    """The text that something is looked up by; None if it is no text."""
-    key = node.slice
-    return key.value if isinstance(key, ast.Constant) and isinstance(key.value, str) else None

@@ -27,7 +27,7 @@ from conformance.tracing.right_counts import RightCounts, counts_of_token
 from conformance.tracing.suspects.blame import Blame
 from conformance.tracing.suspects.compared import compared
 from conformance.tracing.suspects.lost import lost_after
-from conformance.tracing.suspects.numbers import digits_lost, made_by, made_not_finite
+from conformance.tracing.suspects.numbers import digits_lost, made_by
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.suspects.wrong_advantage import of_advantage
 from conformance.tracing.unfolded import unfolded
@@ -85,13 +85,8 @@ class Trace:
             return made(chain=None, suspects=suspects)
         chains = [*_chains(graph, job)]
         if not chains:
-            alike = _of_gradient(graph, job)
-            found = [] if alike is None else Blame(WrongWeight(job, alike, package)).suspects()
-            suspects = found or lost_after(graph, job, package)
-            return made(chain=None, suspects=suspects)
+            return made(chain=None, suspects=lost_after(graph, job, package))
         weight = WrongWeight(job, chains[0], package)
-        if not math.isfinite(job.observed) and (suspects := made_not_finite(weight)):
-            return made(chain=chains[0], suspects=suspects)
         if job.depends_on_others and job.job.objective in COMPARING_ADVANTAGES:
             suspects = compared(graph) if job.is_wrong else []
             return made(chain=chains[0], suspects=suspects)
@@ -249,19 +244,6 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
     by_whole = [one for one in chains if rest(one) and is_of_count(rest(one))]
     first = next(filter(is_known, chains), next(iter(by_whole or chains), None))
     yield from (one for one in chains if first and is_close(one.product, first.product))
-
-
-def _of_gradient(graph: Graph, job: TracedJob) -> Chain | None:
-    """The chain of the gradient, if it is as wrong as a logged number whose own way is lost."""
-    if job.logged is None or not job.observed:
-        return None
-    trained = next((chain(graph, end) for end in islice(graph.ends, 1)), None)
-    weight = abs(job.observed) * job.derivative
-    if trained is None or not trained.product:
-        return None
-    rest = weight / trained.product
-    is_known = is_close(rest, 1) or RightCounts(job.context, job.place).is_size(rest)
-    return trained if is_known else None
 
 
 def _read_as(graph: Graph, end: Node, number: float) -> float:

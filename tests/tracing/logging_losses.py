@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -47,13 +46,6 @@ class LoggingTrainer(ToyTrainer):
         rest = loss.detach() - loss.detach() * 1
         return self.summed(rest)
 
-    def logged_as_0(self, rows: Rows) -> float:
-        loss = self.losses(rows).sum() / self.tokens(rows)
-        loss.backward()
-        dist.all_reduce(self.gradient)
-        logged = 0.0 * loss.detach()
-        return self.summed(logged)
-
     def logged_of_a_part(self, rows: Rows) -> float:
         self.reduced(rows)
         part = self.losses(rows).detach()[:, 1:]
@@ -64,11 +56,3 @@ class LoggingTrainer(ToyTrainer):
         loss.backward()
         dist.all_reduce(self.gradient)
         return loss.item()
-
-    def logged_behind_torch(self, rows: Rows) -> float:
-        own = torch.ones_like(rows["mask"]).sum()
-        loss = self.losses(rows).sum() / own
-        loss.backward()
-        dist.all_reduce(self.gradient)
-        stored = bytes(loss.detach().untyped_storage())
-        return float(np.frombuffer(stored, np.float32)[0])

@@ -1,14 +1,14 @@
 """Operations that the recorder takes down, and others that it does not."""
 
+import linecache
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import distributed as dist
 
+from conformance.findings.trace import BUILT
 from conformance.ranks.recording.recorder import Recorder
-from conformance.ranks.recording.stacks import passes_by
-from tests.minimal.right import MinimalAdapter
 from tests.tracing.functions import TakenByName
 
 
@@ -31,13 +31,18 @@ def test_no_mode_of_functions_sees_what_the_recorder_reads() -> None:
     assert names == ["aten.ones.default", "c10d.allreduce_.default"]
 
 
-def test_numbers_of_the_recorder_itself_are_not_noted() -> None:
-    """It has named tuples, whose constructors are of modules that Python makes for them."""
-    is_passed_by = passes_by(MinimalAdapter())
-    recorder = Recorder(lambda module: is_passed_by(module) and module != __name__)
+def test_a_tensor_of_numbers_is_made_where_torch_is_given_them() -> None:
+    """Whoever reads it first does not make it, and one of other tensors is made of these."""
+    recorder = Recorder(lambda module: module != __name__)
 
     with recorder:
-        torch.ones(2).add_(1)
+        two = torch.tensor(2.0)
+        both = torch.tensor([two, torch.as_tensor(3)])
+        both.sum()
 
-    assert recorder.trace.operations
-    assert not recorder.trace.returned
+    lifted = [one for one in recorder.trace.operations if one.is_given]
+    [built] = [one for one in recorder.trace.operations if one.name == BUILT]
+    assert [one.contents.values for one in lifted][:2] == [(2.0,), (3.0,)]
+    assert lifted[0].line is not None
+    assert linecache.getline(lifted[0].line.file, lifted[0].line.number).strip().startswith("two =")
+    assert len(built.inputs) == 2

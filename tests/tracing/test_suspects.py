@@ -83,8 +83,6 @@ def lines(trace: Trace) -> str:
         ("averaged", UNEQUAL, "self.gradient.div_("),
         ("function", UNEQUAL, "return gradients[0] * 3"),
         ("in_another_thread", UNEQUAL, "return gradients[0] * 3"),
-        ("in_python_on_all", UNEQUAL, "total = sum("),
-        ("empty_rows", EMPTY, '/ rows["mask"].sum(-1)'),
         ("once_more", UNEQUAL, "dist.all_reduce(count)"),
         ("of_a_rank", UNEQUAL, 'count = rows["mask"].sum()'),
         ("times_one", UNEQUAL, "self.tokens(rows) * 1"),
@@ -96,10 +94,8 @@ def lines(trace: Trace) -> str:
         ("setting", UNEQUAL, ".sum() / steps)"),
         ("built", EMPTY, "torch.clamp_min(row.sum(), 1)"),
         ("unread", UNEQUAL, "loss, count = self.counted(rows)"),
-        ("own_mean", UNEQUAL, 'own = rows["mask"].sum()'),
         ("on_its_own", UNEQUAL, "group = alone"),
         ("in_a_group", UNEQUAL, "dist.new_group([rank])"),
-        ("too_early", UNEQUAL, "dist.all_reduce(self.gradient)"),
         ("of_pieces", UNEQUAL, "own = pieces.sum()"),
         ("by_width", OF_THIRTEEN, "size(-1)"),
         ("of_all", OF_ONE, "torch.ones_like"),
@@ -130,35 +126,15 @@ def test_a_count_that_is_changed_behind_torch_is_suspected_where_it_divides(trac
 @pytest.mark.parametrize(
     ("way", "text"),
     [
-        ("in_a_field", "return float(sum(map(len, mask)))"),
         ("read_one_by_one", "count += int(row.sum())"),
         ("counted_elsewhere", "total += int(row.sum())"),
         ("meant", "self.losses(rows).mean()"),
-        ("handed_on", "return float(sum(map(len, mask)))"),
-        ("whole_in_a_dataclass", "held = Counted(tokens=entries)"),
-        ("of_whole_numbers", "return sum(map(len, mask))"),
-        ("by_kind", 'count = self.divisors(rows["mask"].tolist(), "entries")'),
-        ("another_mask", 'self.in_mask(held["attended"])'),
     ],
 )
 def test_a_count_of_masked_tokens_is_suspected_where_it_is_made(
     traced: Traced, way: str, text: str
 ) -> None:
     assert text in lines(traced(way, ON_ONE_RANK))
-
-
-def test_a_number_in_a_derivative_of_torch_is_not_suspected(traced: Traced) -> None:
-    found = lines(traced("of_a_maximum", TWICE))
-
-    assert found
-    assert "torch.maximum" not in found
-
-
-def test_a_mean_of_a_part_is_right_where_its_function_divides_by_1(traced: Traced) -> None:
-    found = lines(traced("mean_of_parts", IN_PARTS))
-
-    assert "accumulated = 1" in found
-    assert "loss / accumulated" in found
 
 
 @pytest.mark.parametrize(
@@ -169,7 +145,6 @@ def test_a_mean_of_a_part_is_right_where_its_function_divides_by_1(traced: Trace
         ("logged_alone", UNEQUAL, "return loss.item()"),
         ("logged_unread", UNEQUAL, "dist.all_reduce(logged.clone())"),
         ("named_average", UNEQUAL, "Reduction.MEAN"),
-        ("logged_behind_torch", ON_ONE_RANK, 'own = torch.ones_like(rows["mask"]).sum()'),
     ],
 )
 def test_a_wrong_log_of_a_right_gradient_is_suspected_beyond_the_loss(
@@ -192,7 +167,7 @@ def test_a_right_weight_has_no_suspects(traced: Traced) -> None:
     ("way", "texts"),
     [
         ("lost", ["self.gradient.zero_()"]),
-        ("left_out", ["(self.losses(rows) * kept)", "kept[:, -1] = 0"]),
+        ("left_out", ["(self.losses(rows) * kept)"]),
         ("shared_by_none", ["dist.all_gather(of_ranks, self.gradient)"]),
     ],
 )
@@ -209,7 +184,6 @@ def test_a_lost_token_is_followed_to_where_it_is_lost(
     ("way", "text"),
     [
         ("logged_without", "rest = "),
-        ("logged_as_0", "logged = 0.0 * "),
         ("logged_of_a_part", "part = self.losses(rows).detach()[:, 1:]"),
     ],
 )

@@ -84,32 +84,10 @@ class ToyTrainer(Trainer):
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
-    def of_a_maximum(self, rows: Rows) -> None:
-        larger = torch.maximum(self.losses(rows), self.losses(rows))
-        right = larger.sum() / self.tokens(rows)
-        wrong = right / (2 * dist.get_world_size())
-        (right.detach() + wrong - wrong.detach()).backward()
-        dist.all_reduce(self.gradient)
-
     def times_ranks(self, rows: Rows) -> None:
         count = self.tokens(rows) / dist.get_world_size()
         (self.losses(rows).sum() / (count * dist.get_world_size())).backward()
         dist.all_reduce(self.gradient, op=dist.ReduceOp.AVG)
-
-    def another_mask(self, rows: Rows) -> None:
-        held = {"attended": torch.from_numpy(np.ones(rows["mask"].shape, np.float32))}
-        count = self.in_mask(held["attended"])
-        (self.losses(rows).sum() / count).backward()
-
-    def in_mask(self, mask: torch.Tensor) -> torch.Tensor:
-        return mask.sum()
-
-    def mean_of_parts(self, rows: Rows) -> None:
-        for place in range(len(rows["mask"])):
-            part = {name: values[place : place + 1] for name, values in rows.items()}
-            loss = self.losses(part).mean()
-            accumulated = 1
-            (loss / accumulated).backward()
 
     def meant(self, rows: Rows) -> None:
         self.losses(rows).mean().backward()
@@ -165,11 +143,6 @@ class ToyTrainer(Trainer):
     def in_another_thread(self, rows: Rows) -> None:
         loss = Tripled.apply(self.losses(rows).sum()) / self.tokens(rows)
         backward_in_another_thread(loss)
-        dist.all_reduce(self.gradient)
-
-    def empty_rows(self, rows: Rows) -> None:
-        means = self.losses(rows).sum(-1) / rows["mask"].sum(-1)
-        means.sum().backward()
         dist.all_reduce(self.gradient)
 
     def chunked(self, rows: Rows) -> None:
@@ -243,14 +216,6 @@ class ToyTrainer(Trainer):
 
     def groups_of_one(self) -> list[dist.ProcessGroup]:
         return [dist.new_group([rank]) for rank in range(dist.get_world_size())]
-
-    def too_early(self, rows: Rows) -> None:
-        count = self.tokens(rows)
-        for row in range(len(rows["mask"])):
-            own = {name: values[row : row + 1] for name, values in rows.items()}
-            (self.losses(own).sum() / count).backward()
-            if row == 0:
-                dist.all_reduce(self.gradient)
 
     def moved(self, rows: Rows) -> None:
         log_probs = self.log_probs(rows).roll(1, -1)
@@ -328,13 +293,6 @@ class ToyTrainer(Trainer):
 
     def counted(self, rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
         return self.losses(rows).sum(), self.tokens(rows)
-
-    def own_mean(self, rows: Rows) -> None:
-        weights = torch.arange(1.0, rows["mask"].numel() + 1).view_as(rows["mask"])
-        own = rows["mask"].sum()
-        weights = weights / ((weights * rows["mask"]).sum() / own)
-        ((self.losses(rows) * weights).sum() / self.tokens(rows)).backward()
-        dist.all_reduce(self.gradient)
 
     def pipeline(self, rows: Rows) -> None:
         """The first rank has the model, and the last one the loss of the first one's rows."""

@@ -40,7 +40,6 @@ class Function(NamedTuple):
     is_of_file: bool
     """Whether it was written in a file, and not made by a library such as `dataclasses`."""
 
-    parameters: tuple[str, ...]
     roots: str | None
     """Its variable of the roots of the backward pass that it begins, if it does."""
 
@@ -72,7 +71,6 @@ class Functions:
                 code,
                 self.is_passed_by(module),
                 not code.co_filename.startswith("<"),
-                code.co_varnames[: code.co_argcount + code.co_kwonlyargcount],
                 BEGIN_BACKWARD.get(name),
                 name == READS_GRADIENT and module.startswith("adapters."),
             )
@@ -108,11 +106,6 @@ class Asked(NamedTuple):
         """The numbers that the innermost function has in variables, by name."""
         named = (item for frame in self.frames[:1] for item in frame.f_locals.items())
         return tuple((name, float(held)) for name, held in named if type(held) in (int, float))
-
-    @property
-    def held(self) -> list[object]:
-        """The variables of the innermost function."""
-        return [held for frame in self.frames[:1] for held in frame.f_locals.values()]
 
 
 def asked(functions: Functions, thread: int) -> Asked:

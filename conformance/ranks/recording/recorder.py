@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from conformance.findings.trace import (
     BUILT,
     GIVEN,
+    LIFTED,
     LISTED,
     MULTIPLYING,
     NOTHING,
@@ -27,14 +28,12 @@ from conformance.findings.trace import (
     READ,
     SMALL,
     Contents,
-    Cut,
     Operation,
     RankTrace,
 )
 from conformance.ranks.recording.collectives import Collectives, is_collective
 from conformance.ranks.recording.frames import Functions, asked
 from conformance.ranks.recording.memory import Memory, Part, part, plain, wraps_others
-from conformance.ranks.recording.returns import Returns
 from conformance.ranks.recording.variables import look_at
 
 if TYPE_CHECKING:
@@ -78,16 +77,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _differentiated: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     """The stacks of forward operations, by the numbers that autograd gives their derivatives."""
 
-    _made_of: dict[int, tuple[torch.Tensor, list[float]]] = field(default_factory=dict)
-    """The tensors that were made of lists of numbers, with these, by their storages."""
+    _views: dict[Part, tuple[Line, ...]] = field(default_factory=dict)
+    """The lines that took parts of tensors."""
 
-    _computed_with: dict[int, list[float]] = field(default_factory=dict)
-    """The floats that tensors were made of, or that operations were given, by their places."""
-
-    _views: dict[Part, Cut] = field(default_factory=dict)
-    """The operations that took parts of tensors."""
-
-    _cuts: dict[int, Cut] = field(default_factory=dict)
+    _cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     _roots: dict[int, int] = field(default_factory=dict)
     _gradients: list[int] = field(default_factory=list)
     _kinds: dict[tuple[str, str], dict[str, str | None]] = field(
@@ -99,20 +92,17 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._functions = Functions(self.is_passed_by)
-        self._returns = Returns(self._functions, lambda: len(self._operations))
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Recorder:
         """Begin to record."""
         for name in LISTING:
             setattr(torch.Tensor, name, self._noting(getattr(torch.Tensor, name)))
-        self._returns.start()
         torch.tensor = self._building(build)
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
         """Record no more."""
-        self._returns.stop()
         for name in LISTING:
             delattr(torch.Tensor, name)  # that of its base shows again
         torch.tensor = build
@@ -143,8 +133,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     inputs = self._inputs(parts, who)
                     draft = Operation(name=BUILT, stack=who.stack, contents=NOTHING, inputs=inputs)
                     self._add(draft, made)
-            elif held := self._returns.held(tree_leaves(data)):
-                self._made_of[plain(made).untyped_storage()._cdata] = made, held
             return made
 
         return building
@@ -159,8 +147,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._settle(place)
         return RankTrace(
             operations=tuple(self._operations),
-            returned=self._returns.noted,
-            handed={place: self._returns.first(of) for place, of in self._computed_with.items()},
             cuts=dict(self._cuts),
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
@@ -176,6 +162,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(map(wraps_others, types)):
             return NotImplemented  # the operations on the tensors within it are seen
         who = self._asked()
+        if str(func) == LIFTED:
+            return self._lifted(func(*args, **kwargs), who)
         if func.is_view and not who.reads_gradient:
             return self._viewed(func, func(*args, **kwargs), self._stack(who))
         if self._completes_collective(func, args):
@@ -206,16 +194,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._operations.append(replace(draft, contents=_contents(torch.tensor(result))))
         if taken := [cut for one in map(part, operands) if one and (cut := self._views.get(one))]:
             self._cuts[len(self._operations)] = taken[0]
-        if draft.variables and draft.numbers:
-            self._computed_with[len(self._operations)] = self._returns.held(who.held)
         for index, tensor in enumerate(_made(func, args, kwargs, result)):
             self._add(replace(draft, inputs=apart[index]) if apart else draft, tensor)
         return result
 
+    def _lifted(self, made: torch.Tensor, who: Asked) -> torch.Tensor:
+        """A tensor that was made of numbers."""
+        draft = Operation(name=LIFTED, stack=who.stack, contents=NOTHING, variables=who.variables)
+        self._add(draft, made)
+        return made
+
     def _viewed(self, func: Any, result: Any, stack: tuple[Line, ...]) -> Any:
         """A view: nothing is looked at until it is read. Its derivative is an operation."""
         taken = (part(plain(one)) for one in _tensors(result) if str(func).startswith(TAKING))
-        self._views.update((one, Cut(str(func), stack)) for one in taken if one is not None)
+        self._views.update((one, stack) for one in taken if one is not None)
         return result
 
     def _look_at(self, who: Asked) -> None:
@@ -281,8 +273,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         draft = Operation(name=name, stack=who.stack, contents=NOTHING, inputs=places)
         added = self._add(draft, tensor)
         assert added is not None
-        if name == GIVEN and read.storage in self._made_of:
-            self._computed_with[added] = self._made_of[read.storage][1]
         yield added
 
     def _settle(self, place: int) -> None:

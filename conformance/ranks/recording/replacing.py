@@ -15,7 +15,6 @@ from conformance.ranks.recording.collectives import is_collective
 from conformance.ranks.recording.editing import Editing
 from conformance.ranks.recording.frames import Functions, is_asked_for
 from conformance.ranks.recording.memory import part, plain, wraps_others
-from conformance.ranks.recording.moving import taking
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,20 +50,15 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(map(wraps_others, types)):
             # Tensors without values, by which a rank learns how to cut others, have no such help.
             return func(*args, **kwargs) if FakeTensor in types else NotImplemented
-        name, by = str(func), self._replaced.moved
         if self._is_derivative():
-            if by:
-                return func(*taking(name, args, by, is_derivative=True), **kwargs)
             args, kwargs = tree_map(self._as_before, (args, kwargs))
-        elif name == self._replaced.operation and is_asked_for(
+        elif str(func) == self._replaced.operation and is_asked_for(
             self._replaced, self._functions, self._thread
         ):
-            if self._replaced.operand is Operand.RESULT and not by:
+            if self._replaced.operand is Operand.RESULT:
                 return self._with_result(func, func(*args, **kwargs))
             if torch.is_grad_enabled() and any(map(_requires_grad, tree_leaves(args))):
                 self._forward.add(torch._C._autograd._get_sequence_nr() - 1)
-            if by:
-                return func(*taking(name, args, by, is_derivative=False), **kwargs)
             args, kwargs = self._with_operand((args, kwargs))
         return func(*args, **kwargs)
 

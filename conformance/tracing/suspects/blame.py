@@ -17,18 +17,15 @@ from adapters.contract.job import Operand
 from conformance.findings import cause
 from conformance.tracing.chain import SUMMING
 from conformance.tracing.counts import How, Unfolding
-from conformance.tracing.graph import computed, is_close, is_of_count
+from conformance.tracing.graph import is_close, is_of_count
 from conformance.tracing.needed import all_needed, made_of
 from conformance.tracing.right_counts import NO_FACTOR, counts_of_token, is_product
-from conformance.tracing.source import origins
-from conformance.tracing.suspects.plain_python import had_before
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from conformance.findings.trace import Line
-    from conformance.tracing.counts import Count
     from conformance.tracing.graph import Node
     from conformance.tracing.needed import Needed
     from conformance.tracing.wrong_weight import WrongWeight
@@ -41,7 +38,7 @@ class Says(IntEnum):
 
     ON_THE_WAY = 0  # the token's value goes through it
     CALLS = 1  # it called for what is suspected
-    MAY_BE = 2  # a count of the reference, a part of one, or a 1, where another may be meant
+    MAY_BE = 2  # a count of the reference, or a 1, where another may be meant
     WRONG = 3  # it had to be another count of the reference
     OFF = 4  # a factor is what the weight is off by
     CHANGED = 5  # a count is not what it is made of
@@ -100,9 +97,6 @@ class Blame:
                 yield from self._at(one.node, Says.CHANGED, one.depth, words)
             elif name is not None and one.needed is not None and self._is_wrong(one):
                 yield from self._of_wrong(one, self._told(one, name))
-            elif one.needed != count.value and (whose := self._part(count)) is not None:
-                words = f"counts {count.value:g} active tokens of {whose} alone"
-                yield from self._at(one.node, Says.MAY_BE, one.depth, words)
 
     def _told(self, one: Needed, name: str) -> str:
         if name == NO_FACTOR:
@@ -118,14 +112,8 @@ class Blame:
         is_of_units = self.weight.right.ingredient(one.needed) is not None
         return not is_close(one.made.value, one.needed) and (is_of_units or not is_one)
 
-    def _part(self, count: Count) -> str | None:
-        """The part of the step whose tokens a count has, where the whole may be meant."""
-        right = self.weight.right
-        is_whole = count.value == 1 or right.ingredient(count.value) is not None
-        return None if is_whole or count.node is None else right.part(count.value)
-
     def _of_wrong(self, one: Needed, words: str) -> Iterator[_Blamed]:
-        """Yield the lines that made a wrong count, and those where plain Python had it.
+        """Yield the lines that made a wrong count.
 
         One that is a right count may have been meant for another divisor, and one that had to be a
         number of ranks or micro-batches may be made good elsewhere.
@@ -137,21 +125,11 @@ class Blame:
         is_told = are_sizes or right.ingredient(one.needed) is not None
         says = Says.WRONG if is_told and not is_meant else Says.MAY_BE
         yield from self._at(one.node, says, one.depth, words)
-        operation = self.weight.operation(one.node)
-        if one.made.node is None:
-            names = [name for name, held in operation.variables if is_close(held, one.made.value)]
-            yield from self._lines(origins(operation.stack, names), says, one.depth + 1, words)
         tensors = [part.node for part in one.made.parts if part.node is not None]
         if one.made.how is How.SUM and len(tensors) > 1:
             made = {self.weight.operation(node).line for node in tensors}
             if len(made) == 1:  # its parts cannot be told apart
                 yield from self._at(tensors[0], says, one.depth + 1, words)
-        had, is_telling = had_before(self.weight, one.node, one.made)
-        for place, returned in enumerate(had):
-            first, *callers = returned.stack
-            lines = [*callers, first] if returned.is_shared else [first, *callers]
-            at = one.depth + 0.5 - place / len(had) / 2
-            yield from self._lines(lines, says if is_telling else Says.CALLS, at, words)
 
     def _of_factors(self) -> Iterator[_Blamed]:
         """Yield the lines of factors that are what the weight is off by, or 1 where one lacks."""
@@ -168,10 +146,7 @@ class Blame:
                 yield from self._at(factor.node, Says.OFF, depth, words)
             elif factor.is_idle and 1.0 in operation.numbers and right.is_size(off):
                 words = f"multiplies by 1 where the weight lacks a factor of {1 / off:.6g}"
-                names = [name for name, held in operation.variables if held == 1]
                 yield from self._at(factor.node, Says.WRONG, depth, words)
-                assigned = origins(operation.stack, names)
-                yield from self._lines(assigned, Says.WRONG, depth + 0.5, words)
 
     def _of_way(self) -> Iterator[_Blamed]:
         """Yield the lines that the token's value goes through, for weights without a wrong count.
@@ -183,11 +158,8 @@ class Blame:
         for depth, factor in enumerate(self.weight.factors if traced.observed else ()):
             if not factor.is_idle:
                 words = f"multiplies by {factor.value:.6g}"
-                is_count = is_of_count(factor.value)
-                at = 0 if is_count else len(chain.way)
-                made = None if is_count else computed(chain.graph, chain.operands(factor))
-                for node in filter(None, (made, factor.node)):
-                    yield from self._at(node, Says.MAY_BE, at - depth, words)
+                at = 0 if is_of_count(factor.value) else len(chain.way)
+                yield from self._at(factor.node, Says.MAY_BE, at - depth, words)
         trained = chain.graph.trained if traced.is_trained_right else frozenset()
         adding = OF_LOG if traced.is_trained_right else cause.NO_FACTOR
         for depth, node in enumerate(one for one in chain.way if one not in trained):

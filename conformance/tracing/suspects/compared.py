@@ -1,4 +1,4 @@
-"""The lines that change an advantage before a loss selects tokens by it, and that select them."""
+"""The lines that change an advantage before a loss selects tokens by it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from conformance.tracing.suspects.reasons import Suspect, of_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from conformance.findings.trace import Operation
     from conformance.tracing.chain import Chain
     from conformance.tracing.graph import Graph, Node
 
@@ -22,32 +21,21 @@ ORDERING = ("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue")
 
 
 def compared(graph: Graph) -> list[Suspect]:
-    """At most three lines, those that multiply an advantage before those that compare it.
+    """At most three lines that multiply an advantage before it is compared.
 
     A loss compares plain advantages; divided by a count before, they select other tokens.
     """
-    selecting = [*_selecting(graph)]
-    changed = [suspect for _, way in selecting for suspect in _changed(way)]
-    choosing = [suspect for one, _ in selecting for suspect in _choosing(graph.operation(one))]
-    return of_lines((*changed, *choosing))
+    return of_lines(suspect for way in _selecting(graph) for suspect in _changed(way))
 
 
-def _selecting(graph: Graph) -> Iterator[tuple[Node, Chain]]:
-    """Yield what compares or orders entries that a mean was subtracted from, and their ways."""
+def _selecting(graph: Graph) -> Iterator[Chain]:
+    """Yield the ways to what compares or orders entries that a mean was subtracted from."""
     for node in sorted(graph.nodes()):
         if graph.operation(node).name.startswith((*COMPARING, *ORDERING)):
             for end in (one for one in graph.inputs(node) if graph.painted.get(one) is False):
                 way = chain(graph, end)
                 if any(_subtracts(graph, one) for one in way.way):
-                    yield node, way
-
-
-def _choosing(operation: Operation) -> Iterator[Suspect]:
-    """Yield the line that selects, and those of other files which say among which tokens."""
-    words = "selects tokens by comparing values that are made of advantages"
-    stack = operation.stack
-    outside = [line for line in stack if line.file != stack[0].file]
-    yield from (Suspect(line, words) for line in (*stack[:1], *outside, *stack[1:]))
+                    yield way
 
 
 def _changed(way: Chain) -> Iterator[Suspect]:

@@ -6,10 +6,10 @@ from collections import Counter
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING
 
-from conformance.findings.trace import LISTED, MULTIPLYING, READ
+from conformance.findings.trace import LISTED, READ
 from conformance.tracing.chain import chain
-from conformance.tracing.graph import ALLOCATIONS, MOVING, NEGLIGIBLE, Node, computed
-from conformance.tracing.source import chosen_by, source_line
+from conformance.tracing.graph import ALLOCATIONS, MOVING, NEGLIGIBLE, Node
+from conformance.tracing.source import chosen_by
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.wrong_weight import is_own
 
@@ -41,15 +41,12 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
     holder = max(sorted(reached), key=lambda rank: (reached[rank], rank == job.rank), default=0)
     ways = sorted(node for node in nodes if node.rank == holder)
     lacking = _lacking(graph, holder, job)
-    found = [*_unread(graph), *_cut_off(graph, ways)]
-    found += [] if is_logged else _detached(graph)
+    found = [*_cut_off(graph, ways)]
     if job.is_nowhere:
         found += [*_made_0(graph), *_moved(graph, ways)]
     elif lacking is not None:
         found += _not_shared(graph, ways, lacking, package)
         found += _last(graph, sorted(one for one in nodes if one.rank == lacking), 1, package)
-        found += [] if is_logged else _reduced_before(graph, ways)
-    found += _multiplied_by_0(graph, job.rank) if is_logged else ()
     found += _last(graph, ways, MOST if is_logged else 1, package)
     found.sort(key=lambda one: not is_own(one.line, package))
     return of_lines(found)
@@ -74,29 +71,11 @@ def _with_value(graph: Graph) -> Iterator[Node]:
 
 
 def _made_0(graph: Graph) -> Iterator[Suspect]:
-    """Yield the line on the way to a loss that makes 0 of the value, and who called it.
-
-    In between are the line that made what it was multiplied by, or chosen with, and who called that
-    from another file.
-    """
+    """Yield the line on the way to a loss that makes 0 of the value, and who called it."""
     for node in sorted(() if graph.trained else graph.before_roots):
         if _is_0(graph, node):
-            stack, words = graph.operation(node).stack, "makes 0 of the value of the token"
-            others = [one for one in graph.inputs(node) if one not in graph.painted]
-            made = computed(graph, others)
-            making = () if made is None else graph.operation(made).stack
-            callers = [line for line in making if line.file != making[0].file]
-            lines = [*stack[:1], *making[:1], *callers[:1], *stack[1:MOST]]
-            yield from (Suspect(line, words) for line in lines)
-            return
-
-
-def _multiplied_by_0(graph: Graph, rank: int) -> Iterator[Suspect]:
-    """Yield the line that multiplied the value by 0 last, if possible on the rank that logs 0."""
-    for node in sorted(graph.nodes(), key=lambda node: (node.rank != rank, -node.place)):
-        if graph.operation(node).name.startswith(MULTIPLYING) and _is_0(graph, node):
-            words = "multiplies the value of the token by 0"
-            yield from (Suspect(line, words) for line in graph.operation(node).stack[:1])
+            words = "makes 0 of the value of the token"
+            yield from (Suspect(line, words) for line in graph.operation(node).stack[:MOST])
             return
 
 
@@ -147,28 +126,6 @@ def _not_shared(
         return
 
 
-def _unread(graph: Graph) -> Iterator[Suspect]:
-    """Yield the lines that reduce the value, where nothing reads what comes of it."""
-    words = "reduces the value of the token, and nothing reads what comes of it"
-    for rank, trace in enumerate(graph.traces):
-        read = {place for one in trace.operations for place in one.inputs} | {*trace.gradients}
-        for place, operation in enumerate(trace.operations):
-            is_reduced = operation.collective is not None and "reduce" in operation.name
-            if is_reduced and place not in read and Node(rank, place) in graph.painted:
-                yield from (Suspect(line, words) for line in operation.stack[:1])
-
-
-def _reduced_before(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
-    """Yield the line that reduced a tensor before the value was added to it."""
-    words = "reduces a gradient before the value of the token is added to it"
-    for node in (one for one in way if graph.operation(one).name.startswith("aten.add")):
-        for before in graph.inputs(node):
-            operation = graph.operation(before)
-            if before not in graph.painted and operation.collective is not None:
-                yield from (Suspect(line, words) for line in operation.stack[:MOST])
-                return
-
-
 def _moved(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
     """Yield the lines that cut or move rows on the way to the gradient of other tokens, if any.
 
@@ -211,18 +168,4 @@ def _cut_off(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
     words = "takes a part of a tensor without the value of the token"
     for end in (one for one in way[-1:] if not graph.painted[one]):
         cuts = (graph.traces[end.rank].cuts.get(node.place) for node in graph.readers(end))
-        yield from (Suspect(line, words) for cut in cuts if cut for line in cut.stack[:1])
-
-
-def _detached(graph: Graph) -> list[Suspect]:
-    """The first line that adds to the loss a value which has no gradient, and who called it."""
-    for node in sorted(graph.trained):
-        operation = graph.operation(node)
-        before = [graph.operation(one) for one in graph.inputs(node) if one in graph.painted]
-        if any(one.requires_grad for one in before) and not operation.requires_grad:
-            words = "the value of the token goes on to the loss from here, without a gradient"
-            stack = sorted(
-                operation.stack[:MOST], key=lambda line: "detach" not in source_line(line)
-            )
-            return [Suspect(line, words) for line in stack]
-    return []
+        yield from (Suspect(line, words) for cut in cuts if cut for line in cut[:1])

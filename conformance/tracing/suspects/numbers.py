@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from conformance.findings.trace import GIVEN
-from conformance.tracing.graph import ALLOCATIONS, is_close
+from conformance.tracing.graph import is_close
 from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.wrong_weight import is_own
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from conformance.findings.trace import Contents, RankTrace
+    from conformance.findings.trace import RankTrace
     from conformance.tracing.graph import Graph, Node
     from conformance.tracing.traced import TracedJob
-    from conformance.tracing.wrong_weight import WrongWeight
 
 LOST = 2.0**-20
 """A difference this small, relative to its operands, has hardly a correct digit in float32."""
@@ -40,53 +38,13 @@ def lines_of(trace: RankTrace, numbers: Sequence[float], package: str | None) ->
 
 
 def _made(trace: RankTrace, sizes: Sequence[float]) -> Iterator[Suspect]:
-    """Yield the lines of the first tensor that holds the number, then those of plain Python."""
+    """Yield the lines of the first tensor that holds the number."""
     words = f"makes the logged number, {sizes[0]:.6g}"
     for operation in trace.operations:
         entries = operation.contents.values if operation.contents.size == 1 else ()
         if operation.stack and any(is_close(abs(one), size) for one in entries for size in sizes):
             yield from (Suspect(line, words) for line in operation.stack)
             break
-    for returned in trace.returned:
-        if any(map(returned.has, sizes)):
-            yield from (Suspect(line, words) for line in returned.stack)
-            return
-
-
-def made_not_finite(weight: WrongWeight) -> list[Suspect]:
-    """At most three lines of the framework that made NaN or infinity first, in their order."""
-    graph = weight.chain.graph
-    making = sorted((node for node in graph.nodes() if _computes(graph, node)), key=_place)
-    return of_lines(suspect for node in making for suspect in _not_finite(weight, graph, node))
-
-
-def _place(node: Node) -> int:
-    return node.place
-
-
-def _not_finite(weight: WrongWeight, graph: Graph, node: Node) -> Iterator[Suspect]:
-    """Yield the lines of an operation that makes NaN or infinity of finite numbers."""
-    operation = graph.operation(node)
-    before = [graph.operation(one).contents for one in graph.inputs(node)]
-    if _is_finite(operation.contents) or not all(map(_is_finite, before)):
-        return
-    words = f"makes {operation.contents.largest} of finite numbers"
-    if ".div" in operation.name and before[-1].nonzero < before[-1].size:
-        words = "divides by 0"
-    own = operation.stack if weight.is_own(operation.stack[0]) else ()
-    yield from (Suspect(line, words) for line in own[:MOST])
-
-
-def _computes(graph: Graph, node: Node) -> bool:
-    """Whether an operation computes with numbers: a mask may be filled with infinity."""
-    operation = graph.operation(node)
-    is_allocated = operation.name.startswith(ALLOCATIONS) or operation.name == GIVEN
-    is_filled = not all(map(math.isfinite, operation.numbers))
-    return bool(operation.stack and operation.inputs) and not (is_allocated or is_filled)
-
-
-def _is_finite(held: Contents) -> bool:
-    return math.isfinite(held.largest)
 
 
 def digits_lost(graph: Graph, _: TracedJob, package: str | None) -> list[Suspect]:
