@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
-from adapters.contract.objective import OF_CRITIC
+from adapters.contract.objective import OF_CRITIC, Objective
 from adapters.engines.shells import OnMegatron
 from adapters.slime_family import driving, importing
 from adapters.slime_family.adapter import LineageAdapter
@@ -146,12 +146,13 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
     def routing(self, args: Any, job: Job, chunks: Sequence[Any]) -> AbstractContextManager[Any]:
         """A context in which the model's routers replay choices, if that is asked for.
 
-        Raises `Unsupported` below depth `step`, where no actor is made of the model.
+        Raises `Unsupported` below depth `step`, where no actor is made of the model, for critics,
+        which get no choices of a rollout, and for the losses of a router, which reads no scores.
         """
         if not getattr(args, "use_rollout_routing_replay", False):
             return nullcontext()
-        if job.depth is not Depth.STEP:
-            raise Unsupported(f"no routing replay at depth {job.depth}")
+        if job.depth is not Depth.STEP or job.objective in (Objective.ROUTER, *OF_CRITIC):
+            raise Unsupported(f"no routing replay of {job.objective} at depth {job.depth}")
         from adapters.slime_family import replay
 
         return self.replaying(replay.give_routers(chunks), replay.choose)
