@@ -200,7 +200,7 @@ def inventory(sources: Mapping[str, str], chosen: Sequence[str] = ()) -> Iterato
         for name in names
         for number, adapter_class in enumerate(adapter_classes(name).values())
     ]
-    # The server starts before any thread, and imports torch, which most frameworks spend longest on.
+    # The server starts before any thread and imports torch, the slowest import of most frameworks.
     multiprocessing.set_forkserver_preload(["conformance.ranks.worker"])
     forkserver.ensure_running()
     with ThreadPoolExecutor(os.cpu_count()) as threads:
