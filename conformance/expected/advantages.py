@@ -1,4 +1,4 @@
-"""The advantages that an estimator must give a batch of rollouts, and where their tokens were."""
+"""The advantages that an estimator must give a batch of rollouts, and the ranks of its tokens."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 EXACT = UNIT_ROUNDOFF["float32"]
-"""Below every bound: what is divided by it may have any error."""
+"""A number below every bound: a value that is divided by it may have any error."""
 
 
 def _roundings(rewards: Values) -> float:
@@ -46,10 +46,10 @@ def _roundings(rewards: Values) -> float:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchPlacement:
-    """The placement of a batch's tokens, int64 [tokens]; ranks are None if they are not known.
+    """The step and rank of each token of a batch, int64 [tokens]; ranks are None if unknown.
 
-    ``prompt_lengths`` are the tokens of each sample's prompt, [N], None if they are not known;
-    ``slices`` are the context-parallel ranks; some may hold no token.
+    ``prompt_lengths`` are the numbers of tokens of each sample's prompt, [N], None if unknown.
+    ``slices`` is the number of context-parallel ranks, including ranks that hold no token.
     """
 
     step: NDArray[np.int64]
@@ -61,8 +61,9 @@ class BatchPlacement:
     def rows(self, responses: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
         """Yield the start of each response in its row, [N], and the width of rows.
 
-        ``responses`` are the lengths of responses, [N]. Rows are as wide as the longest of them, or
-        as the longest sequence, rounded up to one or two slices per context-parallel rank.
+        ``responses`` are the lengths of responses, [N]. Rows are as wide as the longest response,
+        or as the longest sequence rounded up to a multiple of one or two slices per
+        context-parallel rank.
         """
         yield np.zeros_like(responses), int(responses.max())
         if self.prompt_lengths is not None:
@@ -98,17 +99,17 @@ class Estimate:
         return ESTIMATORS[self.objective]
 
     def having(self, **wrong: object) -> Values:
-        """The advantages with other values of rollouts."""
+        """The advantages if fields of the rollouts have other values."""
         rollouts = replace(self.rollouts, **wrong)  # type: ignore[arg-type]
         return self.estimator(rollouts, self.conventions)
 
     def by(self, **wrong: object) -> Values:
-        """The advantages with other conventions."""
+        """The advantages under other conventions."""
         conventions = replace(self.conventions, **wrong)  # type: ignore[arg-type]
         return self.estimator(self.rollouts, conventions)
 
     def of(self, raw: Values) -> Values:
-        """The advantages that whitening makes of raw ones."""
+        """The advantages, given raw advantages: whitened if the estimator whitens."""
         if not self.estimator.whitens:
             return raw
         return advantages.whitened(raw, self.rollouts, self.conventions)
@@ -135,26 +136,26 @@ class Estimate:
 
     @property
     def path(self) -> NDArray[np.bool_]:
-        """The tokens that the estimator goes through: [tokens]."""
+        """Whether the estimator's recursion includes each token: [tokens]."""
         return self.rollouts.tokens(self.conventions.transitions)
 
     @property
     def decay(self) -> float:
-        """The factor on the next token's advantage in a token's own, before they are whitened."""
+        """The factor by which a token's raw advantage contains that of the next token."""
         trace = self.constants.trace if self.objective in OF_VALUES else 1.0
         return self.constants.discount * trace
 
     @cached_property
     def peers(self) -> Peers:
-        """The rewards that an estimator of groups compares."""
+        """The rewards that a group estimator compares."""
         return Peers.select(self.rollouts, self.conventions)
 
     @cached_property
     def rounding(self) -> Values:
         """The scale of rounding errors of advantages, besides their own size: [tokens].
 
-        Where a mean is subtracted, the scale is that of the numbers before the subtraction, also
-        for the standard deviation of the differences.
+        Where a mean is subtracted, rounding errors scale with the numbers before the subtraction.
+        The same holds for the standard deviation of the differences.
         """
         if self.objective in OF_GROUPS and not self.estimator.whitens:
             of_tokens: Values = self._statistics_scale[self.rollouts.sample]
@@ -170,10 +171,10 @@ class Estimate:
 
     @property
     def _statistics_scale(self) -> Values:
-        """The scale of rounding errors of rewards that are compared with those of their group: [N].
+        """The scale of rounding errors of rewards after comparison with their group: [N].
 
-        A group's statistics have fewer roundings than the bound of a batch allows, and a reward
-        that is compared with no other is divided by none.
+        A group's statistics have fewer roundings than the bound of a batch allows. A reward without
+        peers is not divided by a standard deviation.
         """
         peers, epsilon = self.peers, self.conventions.std_epsilon
         whole = ratio_bound("float32", len(self.raw))
@@ -205,7 +206,7 @@ class Estimate:
 
     @property
     def _largest(self) -> float:
-        """A bound on the sum of absolute values that an advantage is made of."""
+        """A bound on the sum of the absolute values of an advantage's summands."""
         constants, rollouts = self.constants, self.rollouts
         largest = float(np.nan_to_num(np.abs(rollouts.rewards)).max())
         penalty = constants.penalty * float(np.abs(rollouts.divergences).max())
@@ -220,7 +221,7 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BatchAdvantages:
-    """Factors of a term that are advantages of a batch: as trained or as logged."""
+    """The source of a term whose factors are a batch's advantages, as trained or as logged."""
 
     estimate: Estimate
     placement: BatchPlacement
@@ -235,5 +236,5 @@ class BatchAdvantages:
     """-1 where the factors are derivatives of a policy loss."""
 
     def factors(self, batch: Values) -> Values:
-        """The factors that advantages of the whole batch give: [tokens]."""
+        """The term's factors, [tokens], given the advantages of the whole batch."""
         return self.sign * batch[self.tokens]

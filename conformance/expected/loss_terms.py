@@ -71,18 +71,18 @@ SUMS = {
     **dict.fromkeys(OF_TERMS, COMBINED),
     Objective.WITH_VALUE: {Metric.POLICY_LOSS: 1.0, Metric.VALUE_LOSS: VALUE_COEFFICIENT},
 }
-"""The coefficient of each term of the objectives that are a sum of several."""
+"""The coefficient of each term, for the objectives that sum several terms."""
 
 
 def coefficients(metric: Metric, objective: Objective) -> dict[Metric, float]:
-    """The coefficient of each term that a logged number is the sum of."""
+    """The coefficients of the terms whose sum is logged."""
     if metric is not Metric.LOSS:
         return {metric: 1.0}
     return SUMS.get(objective, {Metric.POLICY_LOSS: 1.0})
 
 
 def trained_term(objective: Objective) -> Metric | Objective:
-    """The name of an objective's only term; that of all policy losses is the same."""
+    """The name of an objective's only term; all policy losses share one name."""
     others: dict[Objective, Metric | Objective] = {
         Objective.ENTROPY: Metric.ENTROPY,
         Objective.KL: Metric.KL,
@@ -94,7 +94,7 @@ def trained_term(objective: Objective) -> Metric | Objective:
 
 
 def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregation | None:
-    """The aggregation of an objective's only term; None if it is that of the policy loss."""
+    """The aggregation of an objective's only term; None if it is aggregated as the policy loss."""
     return {
         Objective.ENTROPY: conventions.entropy,
         Objective.KL: conventions.kl,
@@ -112,17 +112,17 @@ CONVENTIONS_OF_LOGS = {
     Metric.VALUE_LOSS: ("value_loss",),
     Metric.REJECTED: ("rejected", "diagnostics"),
 }
-"""The conventions that may say how a metric is aggregated; of others it is ``diagnostics``."""
+"""The conventions that may say how a metric is aggregated; for others, ``diagnostics`` does."""
 
 
 def convention_of_log(metric: Metric, conventions: Conventions) -> str | None:
-    """The convention by which a metric that is logged alone is aggregated; None if by the mode."""
+    """The convention that aggregates a metric logged alone; None if the mode aggregates it."""
     names = CONVENTIONS_OF_LOGS.get(metric, ("diagnostics",))
     return next((name for name in names if getattr(conventions, name) is not None), None)
 
 
 def reducer_of_log(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
-    """The aggregation of a term that is logged alone; None if it is that of the policy loss."""
+    """The aggregation of a term logged alone; None if it is aggregated as the policy loss."""
     name = convention_of_log(metric, conventions)
     if name is None:
         is_of_critic = metric is Metric.VALUE_LOSS
@@ -132,7 +132,7 @@ def reducer_of_log(metric: Metric, conventions: Conventions) -> AuxiliaryAggrega
 
 
 def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
-    """The aggregation of a term or logged metric; None if it is that of the policy loss."""
+    """The aggregation of a term or logged metric; None if it is aggregated as the policy loss."""
     if metric is Metric.POLICY_LOSS:
         return None
     of_term = {
@@ -152,14 +152,14 @@ CONVENTIONS_OF_MASKS = {
 
 
 def convention_of_mask(metric: Metric) -> str | None:
-    """The convention that says over which mask a term is averaged; None if the term says it."""
+    """The convention that names the mask of a term's mean; None if the metric fixes the mask."""
     if metric in (Metric.POLICY_LOSS, Metric.REJECTED):
         return None
     return CONVENTIONS_OF_MASKS.get(metric, "diagnostics_mask")
 
 
 def _masked_context(context: StepContext, metric: Metric) -> StepContext:
-    """The context of a term, over the mask before or after rejection sampling."""
+    """The context of a term, with its mask before or after rejection sampling."""
     mask = getattr(context.conventions, convention_of_mask(metric) or "", None)
     is_before = metric is Metric.REJECTED or mask is DenominatorMask.ORIGINAL
     return context.before_rejection() if is_before else context
@@ -196,7 +196,7 @@ def _source(metric: Metric, batch: ProbedBatch, step_index: int) -> Source | Non
 def combined_terms(
     context: StepContext, dloss_dlogprob: NDArray[np.float64], objective: Objective
 ) -> list[LossTerm]:
-    """The terms of a gradient of several: factors are derivatives by each token's probe."""
+    """The terms of a combined loss's gradient; factors are derivatives by each token's probe."""
     batch = ProbedBatch.make(context.conventions, context.steps, objective)
     derivatives = {
         Metric.POLICY_LOSS: dloss_dlogprob,
@@ -248,7 +248,7 @@ def advantage_terms(
 ) -> list[LossTerm]:
     """The term of each step of a batch whose advantages are computed from rewards.
 
-    ``observed`` are those of all steps, [tokens], NaN where they cannot be seen.
+    ``observed`` are the observed advantages of all steps, [tokens], NaN where they cannot be seen.
     """
     batch = ProbedBatch.make(contexts[0].conventions, contexts[0].steps, objective)
     advantages = BatchAdvantages(
@@ -307,7 +307,7 @@ def _batch_context(
     placement: BatchPlacement,
     mean: LoggedMean = LoggedMean(),  # noqa: B008 - it is frozen
 ) -> StepContext:
-    """The context of a mean over all steps of a batch, as if they were one that is not cut."""
+    """The context of a mean over a whole batch: its steps as one step that is not cut."""
     step = Step(
         prompt_lengths=np.concatenate([step.prompt_lengths for step in batch.steps]),
         response_lengths=np.concatenate([step.response_lengths for step in batch.steps]),
@@ -385,7 +385,7 @@ def _clipped(tokens: PolicyTokens) -> NDArray[np.float64]:
 
 
 def _coefficients(batch: ProbedBatch) -> NDArray[np.float64]:
-    """The part of each token in the next coefficient, before its change is clipped."""
+    """Each token's share in the next KL coefficient, before the coefficient's change is clipped."""
     adaptive = batch.adaptive_coefficient
     rate = adaptive.coefficient * adaptive.samples / (adaptive.horizon * adaptive.target)
     return rate * batch.divergences

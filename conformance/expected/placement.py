@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenPlacement:
-    """The ranks and micro-batch that held each response token of a step: int64 [tokens].
+    """The ranks and the micro-batch of each response token of a step: int64 [tokens].
 
     ``micro_batch`` counts from 0 on every data-parallel rank.
     """
@@ -47,8 +47,8 @@ class TokenPlacement:
 def zigzag_rank(step: Step, cp: int) -> NDArray[np.int64]:
     """The context-parallel rank of each response token in zigzag slices of packed rows: [tokens].
 
-    A sample is cut into 2·cp chunks; a rank has one from the front and one from the back, and
-    a token is held where the token before it is, from which it is predicted.
+    A sample is cut into 2·cp chunks, and each rank holds one from the front and one from the back.
+    A token belongs to the rank of the token before it, which predicts it.
     """
     samples = np.repeat(np.arange(step.size), step.response_lengths)
     within = np.arange(len(samples)) - step.offsets[samples]
@@ -59,10 +59,10 @@ def zigzag_rank(step: Step, cp: int) -> NDArray[np.int64]:
 
 
 def passes_in_order(step: Step, layout: Layout) -> NDArray[np.int32]:
-    """The forward passes of a step whose samples are cut evenly in their order: [ranks, tokens].
+    """The forward passes if a step's samples are cut evenly and in order: [ranks, tokens].
 
-    Unequal micro-batches are assumed to be two. Frameworks may cut otherwise: this is for
-    a step that none of them has seen.
+    A layout with unequal micro-batches is assumed to have two. Frameworks may cut otherwise, so
+    this serves only for a step that no framework has trained on.
     """
     count = layout.micro_batches if isinstance(layout.micro_batches, int) else 2
     part = np.arange(step.size) * (layout.dp * count) // step.size
@@ -90,10 +90,10 @@ def forward_pass_of_token(
 def rows_of_passes(
     observations: Sequence[Observation], step_index: int, layout: Layout
 ) -> NDArray[np.int32] | None:
-    """The rows with a sample of a step, by forward pass: [data-parallel ranks, passes].
+    """The number of a step's rows in each forward pass: [data-parallel ranks, passes].
 
-    None if the adapter does not report it. One of the context-parallel ranks holds the beginning
-    of a row.
+    None if the adapter does not report rows. Each row is counted once, by the context-parallel rank
+    that holds its beginning.
     """
     telling = [rank.rows[step_index] for rank in observations[layout.token_holders] if rank.rows]
     if len(telling) != layout.dp * layout.cp:
@@ -106,7 +106,7 @@ def rows_of_passes(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FilledRows:
-    """Numbers of rows trained together with each token, repeated rows included: [tokens]."""
+    """Numbers of rows trained together with each token, including repeated rows: [tokens]."""
 
     of_micro_batch: NDArray[np.float64]
     of_largest: NDArray[np.float64]
@@ -114,10 +114,10 @@ class FilledRows:
 
     of_rank: NDArray[np.float64]
     micro_batches: NDArray[np.int64]
-    """Number of micro-batches of the rank, including those of repeated rows only."""
+    """Number of micro-batches of the rank, including micro-batches with only repeated rows."""
 
     most_micro_batches: int
-    """The largest number of a rank's micro-batches, including those of padding only."""
+    """The largest number of micro-batches of any rank, including micro-batches of padding only."""
 
 
 def filled_rows(
@@ -127,7 +127,7 @@ def filled_rows(
     layout: Layout,
     most_micro_batches: int,
 ) -> FilledRows:
-    """The rows of each token, given those of all forward passes (`rows_of_passes`)."""
+    """The numbers of rows for each token, given those of each forward pass (`rows_of_passes`)."""
     holder = placement.dp_rank * layout.cp + placement.cp_rank
     of_token = passes[holder, np.arange(len(holder))]
     micro_batches = (rows > 0).sum(axis=1)
@@ -143,8 +143,8 @@ def filled_rows(
 def token_placement(passes: NDArray[np.int32], layout: Layout) -> TokenPlacement:
     """The placement of a step's tokens, given the forward passes of each rank: [ranks, tokens].
 
-    Micro-batches are numbered over all context-parallel ranks of a sequence, as one of them may
-    hold no token of some forward pass.
+    Micro-batches are numbered over all context-parallel ranks together, since a context-parallel
+    rank may hold no token in a forward pass.
     """
     holder = np.argmax(passes >= 0, axis=0)
     dp_rank, cp_rank = np.divmod(holder, layout.cp)

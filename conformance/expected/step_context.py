@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 
 
 class ExpectedNumber(NamedTuple):
-    """A number that the reference expects, named by everything it may depend on besides the case.
+    """A number that the reference expects, named by everything but the case that may change it.
 
-    Within a run, all numbers of one name and case must be equal: the name contains mode, layout and
-    micro-batches if the number may depend on them.
+    Within a run, all numbers with the same name and case must be equal: the name contains mode,
+    layout and micro-batches if the number may depend on them.
     """
 
     name: str
@@ -48,9 +48,9 @@ class ExpectedNumber(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StepContext:
-    """One optimizer step of a batch, its aggregation and how it was cut.
+    """One optimizer step of a batch, its aggregation and how it was cut into forward passes.
 
-    Contexts are equal if they have the same steps and all fields are equal.
+    Contexts are equal if they refer to the same steps and all other fields are equal.
     """
 
     steps: tuple[Step, ...]
@@ -65,7 +65,7 @@ class StepContext:
     """The number of rows of each forward pass, if known: [data-parallel ranks, passes]."""
 
     per_micro_batch: bool = False
-    """Whether the aggregation is applied to each micro-batch, and their mean is taken."""
+    """Whether the loss is a mean of micro-batch losses, each with the aggregation."""
 
     is_skipped: bool = False
     """Whether the trainer threw the gradient away and made no optimizer step."""
@@ -107,7 +107,7 @@ class StepContext:
 
     @property
     def known_placement(self) -> TokenPlacement:
-        """The placement of the step's tokens; raises `UnknownCutError` if one is not known."""
+        """The placement of the step's tokens; raises `UnknownCutError` if it is not known."""
         if self.placement is None:
             raise UnknownCutError(
                 f"{self.aggregation.mode} of micro-batches is declared, and not in which forward"
@@ -117,7 +117,7 @@ class StepContext:
 
     @cached_property
     def filled_rows(self) -> FilledRows | None:
-        """The rows of micro-batches, if it is known that some repeat a sample to fill them up."""
+        """The rows of each token's micro-batch; None unless some rows are known to be repeated."""
         rows, passes, placement = self.rows_of_passes, self.forward_pass_of_token, self.placement
         if rows is None or passes is None or placement is None or rows.sum() == self.step.size:
             return None
@@ -125,10 +125,10 @@ class StepContext:
 
     @property
     def most_micro_batches(self) -> int:
-        """The largest number of a rank's micro-batches.
+        """The largest number of micro-batches of any rank.
 
-        Those without any sample count if they are known to be in this step. In a batch of several
-        steps, that is not known.
+        Micro-batches without samples count if they are known to belong to this step, which is not
+        known in a batch of several steps.
         """
         if self.placement is None:
             raise ValueError("it is not known how the step was cut into micro-batches")
@@ -172,7 +172,7 @@ class StepContext:
 
     @property
     def fingerprint(self) -> ExpectedNumber:
-        """A checksum of all expected weights, named by everything they may depend on."""
+        """A checksum of all expected weights, named by everything that may change them."""
         ordinals = np.arange(1, len(self.expected) + 1)
         return ExpectedNumber(f"weights of {self.scope}", math.fsum(self.expected * ordinals))
 
@@ -196,22 +196,22 @@ class StepContext:
 
     @property
     def counted(self) -> NDArray[np.int64]:
-        """Number of tokens of each sample that denominators count: [N]."""
+        """For each sample, the number of its tokens that denominators count: [N]."""
         return counted_tokens(self.step, self.conventions)
 
     @property
     def units(self) -> int:
-        """Number of units, without the empty ones if they do not count."""
+        """Number of units; empty units are left out unless the conventions count them."""
         tokens = np.bincount(self.unit, weights=self.counted)
         counted = self.conventions.empty_units is EmptyUnits.COUNTED
         return len(tokens) if counted else max(int((tokens > 0).sum()), 1)
 
     @cached_property
     def micro_batch_means(self) -> NDArray[np.float64]:
-        """Weights in the mean over ranks and micro-batches of each micro-batch's mean: [tokens].
+        """Weights of a mean of micro-batch means, over all ranks: [tokens].
 
-        The latter goes over samples if the mode is `sample_mean`, else over tokens. Micro-batches
-        without active tokens add 0 and count; padding micro-batches do not count.
+        A micro-batch's mean is over samples if the mode is `sample_mean`, else over tokens.
+        Micro-batches without active tokens add 0 and count; padding micro-batches do not count.
         """
         placement = self.known_placement
         batch = placement.micro_batch_number
@@ -241,11 +241,11 @@ class StepContext:
 
     @cached_property
     def unit_tokens(self) -> NDArray[np.float64]:
-        """Number of tokens of each sample's unit, or L: [N]."""
+        """For each sample, the number of its unit's tokens, or the divisor L if one is set: [N]."""
         return self.tokens_if(self.counted)
 
     def tokens_if(self, of_samples: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Number of tokens of each sample's unit given the tokens of samples, or L: [N]."""
+        """`unit_tokens` if samples have ``of_samples`` tokens: [N]."""
         if self.aggregation.divisor is not None:
             return np.full(self.step.size, self.aggregation.divisor)
         tokens = np.bincount(self.unit, weights=of_samples)
@@ -253,27 +253,30 @@ class StepContext:
 
 
 def truncated_samples(step: Step, layout: Layout) -> NDArray[np.bool_]:
-    """The samples that a truncation filter leaves out, if the layout has one: [N].
+    """The samples that the layout's truncation filter masks; none if it has no filter: [N].
 
-    Their tokens are all active before it, so that a rank holds and may count them.
+    All of their tokens are active before the filter, so a rank holds and may count the tokens.
     """
     is_filtered = Option.MASKED_TRUNCATION in layout.options
     return np.asarray((step.original_tokens == 0) & is_filtered)
 
 
 def by_samples(context: StepContext, placement: TokenPlacement) -> NDArray[np.float64]:
-    """Divisor of each token's micro-batch if micro-batches weigh by samples: [tokens]."""
+    """Divisor of each token's micro-batch mean if samples weight the mean of means: [tokens]."""
     of_rank = units_held(context.sample, placement.dp_rank) * context.layout.dp
     return of_rank / units_held(context.sample, placement.micro_batch_number)
 
 
 def units_held(unit: NDArray[np.int64], label: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Number of units that have tokens in each token's part: [tokens]."""
+    """Number of units with tokens in the same part as each token: [tokens].
+
+    ``label`` numbers the part, such as a rank or micro-batch, of each token.
+    """
     units = int(unit.max()) + 1
     part_of_pair = np.unique(label * units + unit) // units
     return np.bincount(part_of_pair).astype(np.float64)[label]
 
 
 def of_samples(context: StepContext, of_tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-    """A per-token value that is constant within samples, by sample: [N]."""
+    """The value of each sample, [N], given a per-token value that is constant within samples."""
     return of_tokens[context.step.offsets[:-1]]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PolicyDerivative:
-    """Factors of a term that are the derivatives of a policy loss by log-probabilities."""
+    """The source of a term whose factors are a policy loss's derivatives by log-probabilities."""
 
     objective: Objective
     tokens: PolicyTokens
@@ -32,7 +32,7 @@ class PolicyDerivative:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PolicyQuantity:
-    """Factors of a term that are computed from the inputs of a policy loss."""
+    """The source of a term whose factors are computed from the inputs of a policy loss."""
 
     of: Callable[[PolicyTokens], NDArray[np.float64]]
     tokens: PolicyTokens
@@ -40,7 +40,7 @@ class PolicyQuantity:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ValueDerivative:
-    """Factors of a term that are the derivatives of a critic's clipped loss by values."""
+    """The source of a term whose factors are a critic's clipped loss's derivatives by values."""
 
     tokens: ValueTokens
 
@@ -56,11 +56,11 @@ class LossTerm:
     """One term of a step's loss or of a logged number: the sum of weight · factor over tokens."""
 
     metric: Metric | Objective
-    """Its name: an objective that replaces the policy loss has that of its own."""
+    """The name of the term: an objective that replaces the policy loss is its own name."""
 
     context: StepContext
     factors: NDArray[np.float64]
-    """The factor on the weight of each token: [tokens]."""
+    """The number that multiplies the weight of each token: [tokens]."""
 
     source: Source | None = None
     """The source of the factors, if a framework may compute it wrongly."""
@@ -70,7 +70,7 @@ class LossTerm:
 
     @cached_property
     def magnitudes(self) -> NDArray[np.float64]:
-        """The scale of rounding errors of products: [tokens]."""
+        """The scale of the rounding error of each product weight · factor: [tokens]."""
         return np.abs(self.products) + self.spare
 
     @cached_property
@@ -80,11 +80,11 @@ class LossTerm:
 
     @cached_property
     def hidden(self) -> NDArray[np.bool_]:
-        """Tokens whose weight cannot be seen, as it is multiplied by 0: [tokens]."""
+        """Tokens whose weight cannot be observed, since their factor is 0: [tokens]."""
         return np.equal(self.factors, 0)
 
     def weights_of(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The weights that give products, [tokens]; for a hidden token, the product itself."""
+        """The weights, [tokens], given products; the weight of a hidden token is its product."""
         return products / np.where(self.hidden, 1.0, self.factors)
 
     @cached_property
@@ -104,6 +104,6 @@ class LossTerm:
 
     @property
     def amplification(self) -> NDArray[np.float64]:
-        """The rounding error of each factor, relative to one of the factor's own size: [tokens]."""
+        """The factor by which `rounding` enlarges the relative error of each factor: [tokens]."""
         sizes = np.where(self.hidden, 1.0, np.abs(self.factors))
         return 1 + self.rounding / sizes

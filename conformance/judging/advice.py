@@ -1,7 +1,7 @@
-"""Advises instead of accusing where nothing is wrong by what a framework documents.
+"""Advises instead of accusing where a framework does what it documents.
 
-It may document a mode of its own, and a batch that crashes may be one that its code never makes.
-Where an option changes nothing, the mistake is named after it.
+A framework may document that it always uses one mode, and a batch that crashes may be one that its
+own code never makes. Where an option changes nothing, the mistake is named after the option.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def judge_by_fixed_mode(
     description: Description,
     judging: Judging = judge_measurements,
 ) -> Judgement:
-    """The judgement of a job, by the mode that the framework documents its objective to have.
+    """The judgement of a job whose objective, by the framework's documents, has a fixed mode.
 
-    A framework that heeds the mode of the job all the same conforms. One that ignores it conforms
-    to its documents, and its users are advised of it.
+    A framework that uses the job's mode all the same conforms. A framework that uses the fixed mode
+    conforms to its documents, and its users are advised that the job's mode is ignored.
     """
     fixed = description.fixed_modes.get(job.objective)
     as_set = judge(job, observations, description, judging)
@@ -58,7 +58,7 @@ def judge_by_fixed_mode(
 
 
 def named_after_option(judgement: Judgement, job: Job, description: Description) -> Judgement:
-    """A mismatch, named after the option that changes nothing, if that explains it."""
+    """The judgement; a mismatch explained by an option that changes nothing is named after it."""
     diagnosis = judgement.diagnosis
     if diagnosis is None or judgement.verdict is not Verdict.MISMATCH:
         return judgement
@@ -84,7 +84,7 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
 
 
 def _is_of_the_mode(judgement: Judgement, mode: Mode) -> bool:
-    """Whether another mode explains the step; for a logged number, nothing else may."""
+    """Whether a mode explains the step, and for a logged number is its only explanation."""
     name = f"weights_of_{mode}"
     explanations = [] if judgement.clues is None else judgement.clues.by_mistake
     is_only = judgement.logged is None or all({name} in parts for parts in explanations)
@@ -106,7 +106,7 @@ def _second_mistake(clues: Clues | None) -> str | None:
 def advice_on_crash(job: Job, message: str, description: Description) -> Judgement | None:
     """Advice if a batch that made a step crash is one that the framework never makes itself.
 
-    Code with which a user replaces the framework's may make one all the same.
+    Code that a user puts in place of the framework's may make such a batch all the same.
     """
     for found in _properties(job):
         place = description.never_made.get(found)
@@ -120,7 +120,7 @@ def advice_on_crash(job: Job, message: str, description: Description) -> Judgeme
 
 
 def _properties(job: Job) -> Iterator[BatchProperty]:
-    """Yield what is true of a job's batch before the framework rejects any tokens."""
+    """Yield the properties of a job's batch before the framework rejects any tokens."""
     before = [
         step.mask_before_rejection[tokens].any() for step in job.steps for tokens in step.responses
     ]

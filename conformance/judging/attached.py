@@ -1,4 +1,4 @@
-"""Judges steps with a column that has a gradient, which no gradient may reach."""
+"""Judges steps in which a column that must be constant requires a gradient: it must stay 0."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from conformance.ranks.pool import Crashed
 
 RETAINED = "backward through the graph a second time"
-"""Torch's error where micro-batches share the graph of a tensor that is not their model's."""
+"""Torch's error where several micro-batches backpropagate through one tensor's graph."""
 
 
 def judge_attached(
@@ -24,8 +24,8 @@ def judge_attached(
 ) -> Judgement:
     """Judge whether any gradient reached the attached column; exactly 0 is right.
 
-    If a graph that several micro-batches share was used, a gradient reached the column. Any other
-    crash shows only that the column cannot be given with a gradient.
+    The error `RETAINED` shows that a gradient reached the column, whose graph micro-batches share.
+    Any other crash shows only that the framework cannot be given the column with a gradient.
     """
     column = job.attached
     if isinstance(outcome, Ran):

@@ -1,8 +1,9 @@
-"""Judges by the conventions of a framework: those that it documents, and those that are assumed.
+"""Judges by a framework's conventions, both documented and assumed ones.
 
-The better of two answers is never a mismatch: a number that is pooled over a step conforms wherever
-a mean of micro-batch means is declared. Where a framework documents nothing, a mean of means is
-advice. So is every answer that a step shows to a question on which frameworks and versions differ.
+A better answer than the declared one is never a mismatch: a number that is pooled over a step
+conforms wherever a mean of micro-batch means is declared. Where a framework documents nothing, a
+mean of means is advice. So is every assumed convention that a step confirms, if frameworks and
+versions differ on it.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ OF_THE_STEP = {
     AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN: AuxiliaryAggregation.TOKEN_MEAN,
     AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN: AuxiliaryAggregation.SAMPLE_MEAN,
 }
-"""The aggregation of the whole step that each mean over micro-batches approximates."""
+"""The aggregation of the whole step that each mean of micro-batch means approximates."""
 
 TOKENS = ("penalised", "transitions", "rewarded")
 """The sets of tokens that discounted returns and GAE depend on, in `EstimatorConventions`."""
@@ -71,7 +72,7 @@ TOKENS = ("penalised", "transitions", "rewarded")
 OF_TRANSITIONS = (Objective.REINFORCE_PP, *OF_VALUES)
 
 LOSSES = (Metric.POLICY_LOSS, Metric.LOSS)
-"""Metrics that the mode says how to reduce: they are the number that is trained."""
+"""Metrics that are reduced as the mode says, since they are the loss that is trained."""
 
 ANSWERS: dict[str, tuple[StrEnum, ...]] = {
     "sample_unit": (*SampleUnit,),
@@ -81,7 +82,7 @@ ANSWERS: dict[str, tuple[StrEnum, ...]] = {
     "micro_batch_weight": (*MicroBatchWeight,),
     **{name: (*answers,) for name, answers in groups.ANSWERS.items()},
 }
-"""The conventions that weights and advantages show, with the answers that frameworks give."""
+"""The conventions that weights and advantages depend on, each with all possible answers."""
 
 TERMS = {
     Objective.ENTROPY: ("entropy",),
@@ -103,9 +104,9 @@ def judge_by_conventions(
 ) -> Judgement:
     """Judge by the declared conventions, and by others that may be right as well.
 
-    Where no document says over which mask a term is averaged, both masks are accepted; one that
-    known versions do not use is advice. An unexplained mismatch may be a mistake of a framework
-    whose estimator uses other tokens than the assumed ones.
+    Where no document says over which mask a term is averaged, both masks are accepted; a mask that
+    known versions do not use is advice. A mismatch that is unexplained under the assumed tokens of
+    an estimator may be a known mistake under other tokens.
     """
     declared = _Judged(judge, spec, job, observations, description)
     judgement = declared.judgement()
@@ -127,7 +128,7 @@ def judge_by_conventions(
 def _mask_judgement(
     other: Judgement, masks: dict[str, Convention], description: Description
 ) -> Judgement:
-    """A judgement by other masks, as advice if the adapter declares the mask of a term."""
+    """A judgement by other masks: a conforming one is advice if the adapter declares a mask."""
     changed = next((masks[name] for name in masks if name in description.declared), None)
     if changed is None or other.verdict is not Verdict.CONFORMS:
         return other
@@ -137,14 +138,14 @@ def _mask_judgement(
 
 
 def _doubt(judgement: Judgement) -> tuple[int, float]:
-    """A sort key: the least doubtful diagnosis first, then that of the fewest mistakes."""
+    """A sort key: the least doubtful diagnosis first, then the one with the fewest mistakes."""
     name = UNEXPLAINED if judgement.diagnosis is None else judgement.diagnosis.name
     explanations = [] if judgement.clues is None else judgement.clues.explanations
     return doubt(name), min(map(len, explanations), default=math.inf)
 
 
 def _other_masks(spec: CheckSpec, description: Description) -> Iterator[dict[str, Convention]]:
-    """Yield the masks that terms may have where nothing is documented, other than the declared."""
+    """Yield the choices of undocumented masks of terms, except the declared choice."""
     if spec.objective not in (Objective.REJECTION_OFF_POLICY, Objective.REJECTION_COMBINED):
         return
     terms = loss_terms.coefficients(spec.metric or Metric.LOSS, spec.objective)
@@ -155,7 +156,7 @@ def _other_masks(spec: CheckSpec, description: Description) -> Iterator[dict[str
 
 
 def _answers_of_mask(name: str, description: Description) -> list[dict[str, Convention]]:
-    """The masks of a term, the declared one first; no other if it is documented."""
+    """The possible masks of a term, the declared one first; only that one if it is documented."""
     declared = description.declared.get(name, Assumed(DenominatorMask.MODIFIED))
     if isinstance(declared, Documented):
         return [{}]
@@ -165,7 +166,7 @@ def _answers_of_mask(name: str, description: Description) -> list[dict[str, Conv
 
 @dataclass(frozen=True)
 class _Judged:
-    """The observations of a job, which are judged by conventions."""
+    """The observations of a job, with everything needed to judge them by any conventions."""
 
     judge: Judge
     spec: CheckSpec
@@ -209,7 +210,10 @@ class _Judged:
         return judgement
 
     def _pooled(self, judgement: Judgement) -> Judgement | None:
-        """The judgement of a pooled number where a mean of micro-batch means is declared."""
+        """The judgement of a pooled number where a mean of micro-batch means is declared.
+
+        None if the number is not pooled.
+        """
         for pooled in _pooling(self.spec, self.description):
             if self.is_right_by(pooled):
                 other = self.judged_by(pooled)
@@ -217,21 +221,21 @@ class _Judged:
         return None
 
     def _other_answer(self, judgement: Judgement) -> Judgement | None:
-        """Advice on another answer than the assumed one, if everything is right by it."""
+        """Advice that another answer than the assumed one holds, if all numbers conform to it."""
         found = _mean_of_means(judgement, self.spec, self.description)
         if found is None:
             found = next((said for said, other in self._others() if self.is_right_by(other)), None)
         return None if found is None else advice(found, judgement.expected)
 
     def _others(self) -> Iterator[tuple[Diagnosis, dict[str, Convention]]]:
-        """Yield answers that are not assumed, then tokens of an estimator that are not."""
+        """Yield the alternatives to assumed answers, then to the assumed tokens of an estimator."""
         for name, other in _other_answers(self.description):
             yield _answer_diagnosis(name, other.value), {name: other}
         for tokens, declared in _tokens_of_estimators(self.spec, self.description):
             yield _token_set_diagnosis(tokens), declared
 
     def _shown_means(self) -> Diagnosis | None:
-        """A logged mean of means that is assumed, if the step tells it from a pooled one."""
+        """The diagnosis of an assumed mean of means, if a pooled number would differ from it."""
         if not _is_undocumented_log(self.spec, self.description):
             return None
         pooling = _pooling(self.spec, self.description)
@@ -239,7 +243,7 @@ class _Judged:
         return next((_mean_diagnosis(self.judged_by(one)) for one in wrong), None)
 
     def _shown_convention(self) -> Diagnosis | None:
-        """An assumed convention that the weights of a policy loss or advantages show."""
+        """The diagnosis of an assumed convention that a policy loss or advantages confirm."""
         if self.spec.metric is not None:
             return None
         if self.spec.objective in OF_GROUPS:
@@ -253,7 +257,7 @@ class _Judged:
         return None
 
     def _shown_selection(self) -> Diagnosis | None:
-        """Tokens that are assumed to be selected within micro-batches, if a step shows it."""
+        """The diagnosis of a selection of tokens in micro-batches, if the step confirms it."""
         convention = self.description.declared.get("selected")
         if self.spec.objective not in SELECTING or not isinstance(convention, Assumed):
             return None
@@ -267,7 +271,7 @@ def _declaring(description: Description, declared: dict[str, Convention]) -> Des
 
 
 def _deliberate(judgement: Judgement, description: Description) -> Judgement | None:
-    """Advice on a mistake that the framework makes on purpose; None if none explains it."""
+    """Advice on a mistake made on purpose; None if no such mistake explains the mismatch."""
     diagnosis = judgement.diagnosis
     for name in _names(diagnosis):
         convention = description.deliberate.get(name)
@@ -308,7 +312,7 @@ def _convention_of_log(metric: Metric, description: Description) -> str | None:
 
 
 def _is_undocumented_log(spec: CheckSpec, description: Description) -> bool:
-    """Whether a check is of a number whose mean no document of the framework describes."""
+    """Whether a check looks at a logged number whose mean the framework does not document."""
     if spec.metric is None or spec.metric in LOSSES:
         return False
     name = _convention_of_log(spec.metric, description)
@@ -318,10 +322,10 @@ def _is_undocumented_log(spec: CheckSpec, description: Description) -> bool:
 def _mean_of_means(
     judgement: Judgement, spec: CheckSpec, description: Description
 ) -> Diagnosis | None:
-    """A logged mean of means; None if it is another number or documented otherwise.
+    """The diagnosis of an undocumented mean of means; None if the number is anything else.
 
-    Where a mean of means is declared, one that differs from it is another number: padding that is
-    averaged in, for example, makes it wrong by either answer.
+    Where a mean of means is declared, a number that differs from it is no such mean: padding that
+    is averaged in, for example, makes a number wrong both as pooled and as a mean of means.
     """
     diagnosis = judgement.diagnosis
     if not _is_undocumented_log(spec, description) or [*_pooling(spec, description)]:
@@ -332,9 +336,9 @@ def _mean_of_means(
 
 
 def _averages_means(diagnosis: Diagnosis) -> bool:
-    """Whether means of parts of a step, of samples or of prompts are averaged.
+    """Whether a diagnosis says that means of a step's parts, samples or prompts are averaged.
 
-    Where a likelier mistake gives the same number, it is that mistake.
+    A diagnosis is the likeliest mistake, so a likelier one that gives the same number comes first.
     """
     mistake = MISTAKES.get(diagnosis.name)
     is_of_parts = mistake is not None and mistake.kind is Kind.PARTS
@@ -343,7 +347,7 @@ def _averages_means(diagnosis: Diagnosis) -> bool:
 
 
 def _mean_diagnosis(pooled: Judgement) -> Diagnosis:
-    """The diagnosis of a number that was held against a pooled one."""
+    """The diagnosis of a mean of means, given its judgement against the pooled number."""
     logged = pooled.logged
     assert logged is not None
     assert logged.reported is not None
@@ -358,7 +362,10 @@ def _mean_diagnosis(pooled: Judgement) -> Diagnosis:
 def _tokens_of_estimators(
     spec: CheckSpec, description: Description
 ) -> Iterator[tuple[dict[str, TokenSet], dict[str, Convention]]]:
-    """Yield the sets of tokens that are not the assumed ones, the fewest first, as declared."""
+    """Yield alternatives to an estimator's assumed token sets, the fewest changes first.
+
+    Each comes with the convention that declares it.
+    """
     name = "of_values" if spec.objective in OF_VALUES else "of_returns"
     convention = description.declared.get(name)
     if spec.objective not in OF_TRANSITIONS or not isinstance(convention, Assumed):
@@ -376,7 +383,7 @@ def _token_set_diagnosis(others: dict[str, TokenSet]) -> Diagnosis:
 
 
 def _other_answers(description: Description) -> Iterator[tuple[str, Convention]]:
-    """Yield each assumed convention that weights show with an answer that is not assumed."""
+    """Yield the name of each assumed convention in `ANSWERS` with each other answer."""
     for name, answers in ANSWERS.items():
         convention = description.declared.get(name)
         if isinstance(convention, Assumed):
@@ -386,7 +393,7 @@ def _other_answers(description: Description) -> Iterator[tuple[str, Convention]]
 
 
 def _shown_of_groups(job: Job, description: Description) -> Diagnosis | None:
-    """An assumed way to compare rewards, if another one gives other advantages."""
+    """The diagnosis of an assumed way to compare rewards, if another gives other advantages."""
     right = _estimated(job, description)
     for name, other in _other_answers(description):
         if not np.allclose(_estimated(job, _declaring(description, {name: other})), right):
@@ -395,7 +402,7 @@ def _shown_of_groups(job: Job, description: Description) -> Diagnosis | None:
 
 
 def _estimated(job: Job, description: Description) -> NDArray[np.float64]:
-    """The advantages of a batch's active tokens by declared conventions."""
+    """The advantages of a batch's active tokens under the declared conventions."""
     rollouts = ProbedBatch.of(job, description.conventions).rollouts
     conventions = estimator_conventions(job.objective, description.conventions)
     return ESTIMATORS[job.objective](rollouts, conventions)[rollouts.mask]
@@ -404,7 +411,7 @@ def _estimated(job: Job, description: Description) -> NDArray[np.float64]:
 def _ratios(
     job: Job, description: Description, other: dict[str, Convention]
 ) -> tuple[float, float] | None:
-    """The least and largest ratio of a weight to that by another answer; None if all are 1."""
+    """The range of the ratios of weights under two answers; None if all ratios are 1."""
     changed = _declaring(description, other).conventions
     pairs = [
         [token_weights(step, job.aggregation, one) for one in (description.conventions, changed)]

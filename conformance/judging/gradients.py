@@ -1,7 +1,7 @@
-"""Judges gradients where weights alone do not say what is right.
+"""Judges gradients that are more than a token's weight times a known derivative.
 
-The terms of a combined loss each have an aggregation of their own, off-policy losses have a
-derivative that is 0 for tokens that are clipped, and advantages may be the framework's own.
+The terms of a combined loss each have an aggregation of their own, the derivative of an off-policy
+loss is 0 for clipped tokens, and the framework may compute advantages itself.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def judge_off_policy(
 ) -> Judgement:
     """Judge the gradient of a loss with clipping, token by token.
 
-    That is a policy loss with ratios other than 1, or a critic's loss.
+    The loss is a policy loss with ratios other than 1, or a critic's clipped loss.
     """
     batch = ProbedBatch.of(job, description.conventions)
     measurements: list[Measurement] = []
@@ -106,7 +106,7 @@ def judge_off_policy(
 def _resolve_ties(
     term: LossTerm, observed: NDArray[np.float64], tolerance: float
 ) -> NDArray[np.float64]:
-    """The gradient with the reference's selection of tokens where any would be right."""
+    """The observed gradient, with ties in token selection broken as the reference does."""
     source = term.source
     if not isinstance(source, PolicyDerivative):
         return observed
@@ -148,7 +148,7 @@ def judge_router(
     description: Description,
     judging: Judging = judge_measurements,
 ) -> Judgement:
-    """Judge the coefficients in each step of the losses that the model adds itself: 1 is right.
+    """Judge the coefficient, in each step, of the losses that the model itself adds: 1 is right.
 
     Megatron-Core documents that a router's losses are means over micro-batches and data-parallel
     ranks (``attach_and_log_load_balancing_loss``), whatever the policy loss is divided by.
@@ -227,9 +227,9 @@ def _wrong_coefficient(explained: Explained) -> Judgement:
 
 
 def _partial_loss_mismatch(measurement: Measurement, judgement: Judgement) -> Judgement | None:
-    """The mismatch of a loss that is left of the first or last micro-batch of each rank alone.
+    """The mismatch if only the first or last micro-batch of each rank keeps the router's losses.
 
-    Micro-batches weigh by their samples.
+    The number of a micro-batch's samples is its weight.
     """
     context, found = measurement.context, float(measurement.observed[0])
     placement, diagnosis = context.placement, judgement.diagnosis
@@ -251,16 +251,17 @@ def _partial_loss_mismatch(measurement: Measurement, judgement: Judgement) -> Ju
 
 
 def _samples(context: StepContext, tokens: NDArray[np.bool_]) -> float:
-    """The share of a step's samples that have some of these tokens."""
+    """The share of a step's samples that have at least one of the given tokens."""
     return len(np.unique(context.sample[tokens])) / context.step.size
 
 
 def _judge_loss_per_token(job: Job, routed: int, coefficient: float) -> Judgement | None:
     """The judgement of router losses with a loss per token.
 
-    Megatron-Core's router multiplies its losses by the positions of a rank, padding included, each
-    context-parallel rank has one share of them, and all gradients are divided by the tokens that
-    the framework counts: a count between the active tokens and all positions keeps its contract.
+    Megatron-Core's router multiplies its losses by the number of a rank's positions, including
+    padding; each context-parallel rank has a share of the positions. All gradients are then divided
+    by the tokens that the framework counts. Any count between the active tokens and all positions
+    keeps Megatron-Core's contract.
     """
     counted = router_coefficient(np.array([routed]), job.layout.cp, counted=coefficient)
     if counted < 1.5:
@@ -284,7 +285,7 @@ def _judge_loss_per_token(job: Job, routed: int, coefficient: float) -> Judgemen
 def _advantages(
     context: StepContext, of_ranks: Sequence[NDArray[np.float64]]
 ) -> NDArray[np.float64]:
-    """The advantages that the first rank's gradient has if weights are right: [tokens]."""
+    """The advantages that the first rank's gradient shows if its weights are right: [tokens]."""
     weights = np.where(context.expected > 0, context.expected, np.nan)
     found: NDArray[np.float64] = of_ranks[0] / weights
     return found
@@ -293,8 +294,8 @@ def _advantages(
 def condition(objective: Objective, tokens: PolicyTokens) -> float:
     """The condition number of a derivative, relative to rounding errors of its parts.
 
-    In SAPO, 1 - σ is small where the sigmoid's input is large, and its error is one rounding of 1.
-    In other losses a penalty may cancel most of the policy loss.
+    In SAPO, 1 - σ is small where the sigmoid's input is large, and its error is a rounding of 1. In
+    other losses a penalty may cancel most of the policy loss.
     """
     if objective is Objective.SAPO:
         return float(np.exp(policy_losses.gate_inputs(tokens, CONSTANTS)).max(initial=1.0))

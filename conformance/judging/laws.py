@@ -1,7 +1,7 @@
-"""Judges a step after a change that must not matter, by the same step before it.
+"""Judges a step after a change that must not matter, by comparing it with the unchanged step.
 
-Its gradient is compared with the reference, as in every step. Logged numbers need no formula: each
-must stay what it was. Numbers with a check of their own are left out.
+The gradient is compared with the reference, as in every step. Logged numbers need no formula: each
+must keep its value. Numbers that have a check of their own are left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MOST_NAMED = 3
 def judge_gradient(
     law: Law, before: Run, after: Run, description: Description, tolerance: float
 ) -> Judgement | None:
-    """Advice if a token has another gradient in each step, though both are right by conventions."""
+    """Advice if the change moves a token's gradient, though both steps conform to conventions."""
     pair = differing_gradients(before, after, description, tolerance)
     if pair is None:
         return None
@@ -56,7 +56,7 @@ def judge_gradient(
 
 
 def changed_gradient(before: Run, after: Run, description: Description) -> Changes:
-    """The gradient of the first token that has another one, before and after."""
+    """The gradient, before and after, of the first token whose gradient differs."""
     tolerance = weight_bound(description.dtype)
     pair = differing_gradients(before, after, description, tolerance)
     if pair is None:
@@ -69,7 +69,7 @@ def changed_gradient(before: Run, after: Run, description: Description) -> Chang
 def differing_gradients(
     before: Run, after: Run, description: Description, tolerance: float
 ) -> tuple[Gradients, Gradients] | None:
-    """The gradients of each token and rank that both steps have; None if they are the same."""
+    """The gradients, by rank, of tokens that are in both steps; None if they are equal."""
     old, new = (_gradient_by_name(*run, description) for run in (before, after))
     common = sorted(old.keys() & new.keys())
     one, other = (np.array([of[name] for name in common]) for of in (old, new))
@@ -77,7 +77,7 @@ def differing_gradients(
 
 
 def is_same_gradient(one: Gradients, other: Gradients, tolerance: float) -> bool:
-    """Whether two gradients are the same, within a tolerance of both relative to the largest."""
+    """Whether two gradients are equal; each may be off by ``tolerance`` times the largest one."""
     largest = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
     return np.allclose(one, other, rtol=0.0, atol=2 * tolerance * largest, equal_nan=True)
 
@@ -85,20 +85,20 @@ def is_same_gradient(one: Gradients, other: Gradients, tolerance: float) -> bool
 def _gradient_by_name(
     job: Job, observations: Sequence[Observation], description: Description
 ) -> dict[tuple[int, int], float]:
-    """The gradient of each rank and name of a token, over all steps."""
+    """The gradient by rank and token name, summed over all steps."""
     names = np.concatenate(ProbedBatch(job.steps).names).tolist()
     found: defaultdict[tuple[int, int], float] = defaultdict(float)
     of_steps = [of_ranks for _, _, of_ranks in observed_steps(job, observations, description)]
     for rank, weights in enumerate(zip(*of_steps, strict=True)):
         for name, weight in zip(names, np.concatenate(weights).tolist(), strict=True):
-            found[rank, name] += weight  # a masked token may be of the same name as an active one
+            found[rank, name] += weight  # a masked and an active token may share a name
     return found
 
 
 def changed_numbers(
     job: Job, before: Sequence[Observation], after: Sequence[Observation], dtype: str
 ) -> Changes:
-    """The logged numbers that differ, before and after, by the framework's names."""
+    """The values before and after of logged numbers that differ, by the framework's names."""
     tokens = sum(len(step.mask) for step in job.steps)
     found: Changes = {}
     for name, one, other in _pairs(before, after):
@@ -110,8 +110,8 @@ def changed_numbers(
 def is_same(one: float, other: float, tokens: int, dtype: str) -> bool:
     """Whether a number that two runs log is the same up to rounding.
 
-    A number without a formula is assumed to be a mean of values that tokens of a batch can have.
-    The bound is that of their sum, in both runs, relative to the largest.
+    A number without a formula is assumed to be a mean over tokens of values as large as a batch's
+    values can be. The bound is twice that of such a sum, relative to the largest value.
     """
     bound = 2 * reported_bound(tokens, dtype, TERM_OPERATIONS)
     size = max(LARGEST, abs(one), abs(other))
@@ -121,8 +121,8 @@ def is_same(one: float, other: float, tokens: int, dtype: str) -> bool:
 def steady_numbers(job: Job, runs: Sequence[Sequence[Observation]], dtype: str) -> frozenset[str]:
     """The names of logged numbers that depend on the values of a batch and on nothing else.
 
-    ``runs`` are a job, the job with other values, and the job again. Times differ in every run,
-    counts in none.
+    ``runs`` are a job, the job with other values, and the job again. The last run tells times,
+    which differ in every run; counts differ in no run.
     """
     first, with_other_values, again = runs
     moved = changed_numbers(job, first, with_other_values, dtype).keys()
@@ -132,7 +132,7 @@ def steady_numbers(job: Job, runs: Sequence[Sequence[Observation]], dtype: str) 
 def _pairs(
     before: Sequence[Observation], after: Sequence[Observation]
 ) -> Iterator[tuple[str, float, float]]:
-    """Yield each number that both runs log: of one run alone nothing can be said."""
+    """Yield the name and both values of each number that both runs log."""
     old, new = _logged(before), _logged(after)
     for name in sorted(old.keys() & new.keys()):
         yield from ((name, one, other) for one, other in zip(old[name], new[name], strict=False))
@@ -148,7 +148,7 @@ def _logged(run: Sequence[Observation]) -> dict[str, list[float]]:
 
 
 def judge_changed(law: Law, changed: Changes, stated: str | None) -> Judgement:
-    """Judge the effect of a law's change: a rule of the framework's is broken, or it is advice."""
+    """Judge a law's effect: a mismatch if the framework states the law as a rule, else advice."""
     if not changed:
         return Judgement(verdict=Verdict.CONFORMS, error=0.0)
     said = [
@@ -159,7 +159,7 @@ def judge_changed(law: Law, changed: Changes, stated: str | None) -> Judgement:
 
 
 def judge_crash(law: Law, crash: Crashed, stated: str | None) -> Judgement:
-    """Judge a step that crashes after the change alone."""
+    """Judge a step that crashes only after the change."""
     if stated is not None:
         return not_run(crash)
     judged = _broken(replace(law, mistake="masked_values_crash"), "the step crashes", stated)
@@ -173,7 +173,7 @@ def _broken(law: Law, effect: str, stated: str | None) -> Judgement:
 
 
 def first_of(said: Iterable[str]) -> str:
-    """The first of several statements, with the number of further ones."""
+    """The first few statements, with the number of the others."""
     named = [*said]
     more = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
     return " and ".join([*named[:MOST_NAMED], *more])
@@ -182,7 +182,7 @@ def first_of(said: Iterable[str]) -> str:
 def behaviour(
     job: Job, observations: Sequence[Observation], description: Description, names: Iterable[str]
 ) -> Behaviour:
-    """The result of a job: its gradients, and the first number logged under each of some names."""
+    """The result of a job: its gradients, and the first value logged under each name."""
     gradients = []
     for _, _, (weights, *_) in observed_steps(job, observations, description):
         factors = np.cos(1.0 + np.arange(len(weights)))
@@ -193,5 +193,5 @@ def behaviour(
 
 
 def _rounded(value: float) -> float | None:
-    """To six digits, as float32 has no more; None if it is not finite."""
+    """A number rounded to six digits, as float32 has no more; None if it is not finite."""
     return float(f"{value:.6g}") if math.isfinite(value) else None

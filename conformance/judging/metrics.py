@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 NOT_LOGGED = "not_logged"
-"""The mistake of a number that is missing, while the version logs it of other steps."""
+"""The mistake of a step whose metric is missing, while the version logs it for other steps."""
 
 
 def judge_logged(
@@ -47,7 +47,7 @@ def judge_logged(
     *,
     metric: Metric = Metric.POLICY_LOSS,
 ) -> Judgement:
-    """Judge the metric that each rank logs; it is wrong if no rank logs it of an active token.
+    """Judge the metric that each rank logs; a step with active tokens must log it on some rank.
 
     Error and bound are relative to the sum of |weight · quantity|, as terms may cancel.
     """
@@ -75,7 +75,7 @@ def judge_logged(
 
 
 def _bounds(term: LossTerm) -> tuple[float, float] | None:
-    """The least and the largest coefficient that may follow a step; None of other numbers."""
+    """The range of an adaptive coefficient after a step; None for other terms."""
     if not isinstance(term.source, AdaptiveCoefficient):
         return None
     return term.source.after(-math.inf), term.source.after(math.inf)
@@ -143,7 +143,7 @@ def _wrong(explained: Explained) -> Judgement:
 
 
 def _expected_numbers(job: Job, metric: Metric, terms: Sequence[LossTerm]) -> list[ExpectedNumber]:
-    """The value of each term, named after the number that it is a term of."""
+    """The value of each term, named after the metric whose sum it is in."""
     return [
         ExpectedNumber(
             f"{term.metric} in {metric} of {job.objective}, {term.context.scope}", term.expected

@@ -1,4 +1,4 @@
-"""Makes the picture of wrong weights: expected and observed, in runs of equal tokens."""
+"""Makes a picture of wrong weights: expected and observed ones, in runs of equal tokens."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from conformance.expected.step_context import StepContext
 
 MOST_SAMPLES = 48
-"""Largest number of samples of a picture, as much as a screen shows."""
+"""Largest number of samples in a picture, chosen to fit on a screen."""
 
 MOST_RUNS = 24
-"""Largest number of runs of a sample."""
+"""Largest number of runs of equal tokens in a sample."""
 
 BITS, DIGITS = 20, 6
 """Significant bits and digits: coarser than float32, so that tokens of one weight make one run.
@@ -29,7 +29,7 @@ Error and diagnosis of a finding use the unrounded weights."""
 def picture(
     context: StepContext, observed: NDArray[np.float64], expected: NDArray[np.float64]
 ) -> Picture:
-    """The picture of a step's weights, [tokens]: the samples with the largest errors, in order."""
+    """The picture of a step's weights, [tokens]: samples with the largest errors, in step order."""
     step, responses = context.step, list(context.step.responses)
     off = np.nan_to_num(np.abs(observed - expected), nan=np.inf, posinf=np.inf)
     of_sample = np.array([off[tokens].max(initial=0.0) for tokens in responses])
@@ -53,7 +53,7 @@ def picture(
 def _columns(
     context: StepContext, observed: NDArray[np.float64], expected: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """The values of `Run` for every token, NaN if unknown: [tokens, 5]."""
+    """The five values of a `Run` for every token, NaN if unknown: [tokens, 5]."""
     placement = context.placement
     unknown = np.full(len(expected), np.nan)
     places = (
@@ -94,5 +94,5 @@ def _rounded(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _shortened(weight: float) -> float | None:
-    """A weight rounded to `DIGITS`, 0 without a sign; None if not finite."""
+    """A weight rounded to `DIGITS`, with -0 as 0; None if it is not finite."""
     return None if math.isnan(weight) else float(f"{weight:.{DIGITS}g}") + 0.0

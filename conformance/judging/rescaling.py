@@ -1,8 +1,8 @@
 """Recognises gradients that a trainer clips or scales before the optimizer reads them.
 
-A trainer that clips gradients is right, and its token weights are all too small. Several steps with
-different gradients show it: clipping gives them one norm, or one largest value, and a loss scale
-multiplies all of them by the same power of two.
+A trainer that clips gradients is right, although its token weights are all too small. Several steps
+with different gradients reveal it: after clipping, all gradients have the same norm or the same
+largest value. A loss scale multiplies all gradients by the same power of two.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 SAME = 1e-4
-"""The largest relative difference of sizes that count as equal: torch divides by a norm to
-which 1e-6 is added, and norms are sums in float32."""
+"""The largest relative difference between sizes that count as equal: torch adds 1e-6 to the norm
+that it divides by, and norms are sums in float32."""
 
 SMALLEST_LOSS_SCALE = 2.0**8
-"""The smallest factor that is recognised as a loss scale. Counts of small steps can be smaller
-powers of two."""
+"""The smallest factor that is recognised as a loss scale. A smaller power of two may be a count of
+tokens or samples in a small step."""
 
 WAYS_OUT = {
     "gradients_clipped": (
@@ -56,7 +56,7 @@ WAYS_OUT = {
         " the trainer"
     ),
 }
-"""For each kind of rescaling, a sentence on it and on what to change."""
+"""For each kind of rescaling, a description and the way out."""
 
 
 class Rescaling(NamedTuple):
@@ -72,7 +72,7 @@ class Rescaling(NamedTuple):
         return Diagnosis(name=self.name, explanation=words, numbers={"size": self.size})
 
     def is_same(self, other: Rescaling) -> bool:
-        """Whether two jobs show the same."""
+        """Whether another job shows the same rescaling."""
         same_size = math.isclose(self.size, other.size, rel_tol=SAME)
         return self.name == other.name and same_size
 
@@ -80,7 +80,7 @@ class Rescaling(NamedTuple):
 def rescalings(measurements: Sequence[Measurement], wrong: Measurement) -> Iterator[Rescaling]:
     """Yield rescalings that explain all gradients of a job, including the ``wrong`` one.
 
-    A single step proves nothing: many mistakes give a gradient another norm.
+    A single step proves nothing, since many mistakes change the norm of a gradient.
     """
     if not wrong.is_per_token or not wrong.observed.any() or not wrong.expected.any():
         return
@@ -121,7 +121,7 @@ def _largest(observed: Array, _: Array) -> float:
 
 
 def _loss_scale(observed: Array, right: Array) -> float | None:
-    """The power of two by which a gradient is too large; None if it is none, or a small one."""
+    """The factor by which a gradient is too large, if it is a large power of two; else None."""
     factor = float(np.linalg.norm(observed) / np.linalg.norm(right))
     if not math.isfinite(factor) or factor < SMALLEST_LOSS_SCALE * (1 - SAME):
         return None
@@ -134,13 +134,14 @@ KINDS: dict[str, tuple[Callable[[Array, Array], float | None], Callable[[Array, 
     "gradient_values_clipped": (_largest, _values_clipped),
     "loss_scaled": (_loss_scale, _scaled),
 }
-"""For each kind: its size, given an observed and a right gradient, and the gradient it makes."""
+"""For each kind of rescaling: the function that finds its size, given an observed and a right
+gradient, and the function that rescales a right gradient."""
 
 
 def trial(job: Job) -> Job:
-    """A job of two steps whose gradients are large and have different norms, for one like it.
+    """A job like the given one, with two steps whose gradients are large and differ in norm.
 
-    Each sample has one or two active tokens, and the first has the largest advantage.
+    Each sample has one or two active tokens, and its first token has the largest advantage.
     """
     steps = _large_gradients(_samples(job.layout))
     return replace(
@@ -149,16 +150,16 @@ def trial(job: Job) -> Job:
 
 
 def _samples(layout: Layout) -> int:
-    """The fewest samples that fill all micro-batches, in pairs."""
+    """The smallest even number of samples that fills all micro-batches."""
     fewest = layout.dp * fewest_micro_batches(layout)
     return fewest + fewest % 2
 
 
 @lru_cache
 def _large_gradients(samples: int) -> tuple[Step, Step]:
-    """Steps in which the first token of every response has the id 7k + 6.
+    """Steps in which the first token of every response has an id of the form 7k + 6.
 
-    `adapters.contract.batch.token_values.ADVANTAGES` is largest there.
+    `adapters.contract.batch.token_values.ADVANTAGES` is largest for these ids.
     """
     one = [Sample(prompt_length=5 + (i > 0), loss_mask=[1], group=i // 2) for i in range(samples)]
     two = [

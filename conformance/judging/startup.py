@@ -1,7 +1,7 @@
-"""Judges how a framework handles a configuration: whether it refuses it, or what it trains.
+"""Judges how a framework handles a configuration: whether it is refused, or which loss it trains.
 
-Malformed logs of micro-batches must be refused as well, under ``python -O`` too, which removes
-asserts: every case of a log also runs there.
+Malformed logs of micro-batches must be refused as well, even under ``python -O``, which removes
+asserts. Every log case therefore also runs under ``python -O``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 TERM_KL = ("KL", KL_COEFFICIENT)
 
 NOT_BROKEN = frozenset(Verdict) - {Verdict.MISMATCH}
-"""Verdicts under which no rule is broken; an ordinary step that fails breaks none of these."""
+"""Verdicts under which no rule on configurations is broken: a failed ordinary step breaks none."""
 
 
 def by_own_rules(
@@ -61,7 +61,7 @@ def by_own_rules(
 ) -> Judgement:
     """The judgement, turned into advice if the framework does not state the rule itself.
 
-    The explanation names the place where it states the rule, or the framework that does.
+    The explanation says where the framework states the rule, or which other framework states it.
     """
     if judgement.verdict in NOT_BROKEN:
         return judgement
@@ -87,7 +87,7 @@ def judge_ignored(ignored: Collection[Setting], message: str | None = None) -> J
 
 
 def ignored_settings(description: Description, layout: Layout, run: Ask) -> frozenset[Setting]:
-    """The declared settings that change nothing where they must.
+    """The declared settings that change no weights although they must.
 
     ``run`` returns the observations of a job, or None if it did not run.
     """
@@ -109,14 +109,14 @@ def _is_ignored(job: Job, run: Ask, description: Description) -> bool:
 
 
 def judge_crash(case: ConfigCase, crash: Crashed) -> Judgement:
-    """Judge a configuration that the framework accepts at startup and then crashes with."""
+    """Judge a configuration that the framework accepts at startup, but that crashes the run."""
     failure = first_line(crash.message)
     words = f"{case.says} passes startup validation, and the run fails later: {failure}"
     return replace(mismatch("fails_later", words), message=crash.message, place=crash.place)
 
 
 def judge_refusal(case: ConfigCase, message: str, description: Description) -> Judgement:
-    """Judge an error by which the framework refused a configuration."""
+    """Judge a framework's error message that refuses a configuration."""
     if case.demand in (Demand.SAME, Demand.DEFAULT):
         refused = mismatch("refused_what_it_supports", f"{case.says}, and it is refused")
         return replace(refused, message=message)
@@ -135,9 +135,9 @@ def judge_acceptance(
     description: Description,
     plain: Sequence[Observation],
 ) -> Judgement:
-    """Judge what the framework trained with a configuration that it accepted.
+    """Judge the step that the framework trained with an accepted configuration.
 
-    ``plain`` are the observations of the default configuration that it is compared with.
+    ``plain`` are the observations of the default configuration, for comparison.
     """
     if case.demand is Demand.REFUSE:
         return _accepted(case, job, observations, description)
@@ -149,7 +149,7 @@ def judge_acceptance(
 
 
 def compared_with(case: ConfigCase, job: Job, description: Description) -> Job:
-    """The job with the default configuration that a case must be equal to."""
+    """The job with the default configuration, whose weights a case's must equal."""
     mode = description.default_mode if case.demand is Demand.DEFAULT else job.aggregation.mode
     divisor = job.aggregation.divisor if mode is Mode.CONSTANT else None
     return replace(job, aggregation=Aggregation(mode, divisor), configuration=DEFAULT_CONFIGURATION)
@@ -180,7 +180,7 @@ def _term_words(
 ) -> str:
     """Describes the observed aggregation of the term that a configuration adds to the loss.
 
-    Its weights are the gradient less that of the policy loss.
+    The term's weights are the gradient minus the policy loss's gradient.
     """
     name, coefficient = ("entropy", -ENTROPY_COEFFICIENT) if case.configuration.entropy else TERM_KL
     policy, derivatives, (observed, *_) = next(observed_steps(job, observations, description))
@@ -201,7 +201,7 @@ def _term_words(
 
 
 def _same(case: ConfigCase, plain: Run, configured: Run, description: Description) -> Judgement:
-    """Judge weights by those of the default configuration, bit for bit."""
+    """Judge whether weights equal those of the default configuration, bit for bit."""
     pair = differing_gradients(plain, configured, description, 0.0)
     if pair is None:
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
@@ -214,7 +214,7 @@ def _same(case: ConfigCase, plain: Run, configured: Run, description: Descriptio
 def _divided(
     case: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
-    """Judge a divisor that the framework chooses: the same one for all active tokens of a step."""
+    """Judge a divisor that the framework chooses: all active tokens of a step must share it."""
     tolerance = weight_bound(description.dtype)
     worst = 0.0
     for context, _, of_ranks in observed_steps(job, observations, description):
@@ -236,7 +236,7 @@ def _divided(
 
 
 def _several_divisors(measurement: Measurement, words: str) -> Judgement:
-    """The wrong gradient of a step that is divided by several numbers, held against their mean."""
+    """The mismatch of a step with several divisors, compared with their mean."""
     found = diagnose(Explained(measurement))
     if found.name == "unexplained":
         wrong = mismatch("several_divisors", words)
@@ -254,7 +254,7 @@ def _measured_mismatch(
     observed: NDArray[np.float64],
     expected: NDArray[np.float64],
 ) -> Judgement:
-    """The mismatch with its effect on the gradient of a good configuration."""
+    """The mismatch with its effect on the gradient, relative to a right configuration's."""
     scale, cosine = direction(observed, expected)
     return replace(
         wrong,
@@ -268,7 +268,7 @@ def _measured_mismatch(
 def _reduced(
     case: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
 ) -> Judgement:
-    """Judge a custom reducer: its sums, divided by the step's tokens or samples."""
+    """Judge whether a custom reducer's sums are divided by the step's tokens or samples."""
     tolerance = weight_bound(description.dtype)
     worst = 0.0
     for context, _, of_ranks in observed_steps(job, observations, description):
@@ -291,7 +291,7 @@ def _not_reduced(
 ) -> Judgement:
     """The mismatch of a custom reducer that is ignored or whose result is rescaled.
 
-    ``mode`` is the judgement of the weights against those of the mode, without a reducer.
+    ``mode`` is the judgement of the weights if no reducer were given.
     """
     if mode.verdict is Verdict.CONFORMS:
         return mismatch("reducer_ignored", f"{case.says}, and it is not used")
@@ -303,13 +303,13 @@ def _not_reduced(
 
 
 def reducer_weights(step: Step, mode: Mode) -> NDArray[np.float64]:
-    """The weights of tokens by a custom reducer, which divides sums: [tokens]."""
+    """The expected weights under a custom reducer, which divides sums: [tokens]."""
     units = step.active_tokens.sum() if mode is Mode.TOKEN_MEAN else step.size
     return step.mask / (REDUCER_DIVISOR * float(units))
 
 
 def judge_log(case: LogCase, outcome: LogOutcome, optimized: LogOutcome) -> Judgement:
-    """Judge whether a framework logs a well-formed case and refuses any other.
+    """Judge whether a framework logs a well-formed case and refuses a malformed one.
 
     ``optimized`` is the outcome under ``python -O``.
     """

@@ -1,4 +1,4 @@
-"""Judges observed token weights within derived bounds, and which rank trained on which tokens."""
+"""Judges observed token weights against derived bounds, and which rank trained on which tokens."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The verdict on one cell, with the largest relative error found and its bound.
+    """The verdict on one cell, with the largest relative error found and the bound on the error.
 
-    It has all fields of a finding except its name, and those that only the run needs.
+    It has all fields of a finding except the name, and further fields that only the run needs.
     """
 
     verdict: Verdict
@@ -81,19 +81,19 @@ class Judgement:
     """The evidence of the observations on the known mistakes."""
 
     rescalings: tuple[Rescaling, ...] = ()
-    """Rescalings of right gradients by the trainer; each one explains the mismatch."""
+    """Rescalings of right gradients by the trainer, each of which explains the mismatch."""
 
     expected: tuple[ExpectedNumber, ...] = ()
     """Numbers that `conformance.runs.recorder` compares over the findings of a run."""
 
     def finding(self, id_: str, depth: Depth) -> Finding:
-        """The finding for the journal; clues are kept apart, as many findings share them."""
+        """The finding for the journal, without clues, which are stored once for many findings."""
         kept = Finding.model_fields.keys() - {"id", "depth", "clues"}
         return Finding(id=id_, depth=depth, **{name: getattr(self, name) for name in kept})
 
 
 def unjudged(verdict: Verdict, message: str, place: str | None = None) -> Judgement:
-    """The judgement where a framework raised, declined or was not run: nothing was measured."""
+    """The judgement if a framework raised, declined or was not run: nothing was measured."""
     return Judgement(verdict=verdict, tolerance=None, message=message, place=place)
 
 
@@ -110,17 +110,17 @@ def mismatch(name: str, explanation: str, error: float | None = None) -> Judgeme
 
 
 def advice(diagnosis: Diagnosis, expected: tuple[ExpectedNumber, ...] = ()) -> Judgement:
-    """Advice in place of a mismatch, whose numbers it has no use for."""
+    """Advice in place of a mismatch, without the mismatch's numbers."""
     return Judgement(verdict=Verdict.ADVICE, diagnosis=diagnosis, expected=expected)
 
 
 def judge_measurements(
     measurements: Sequence[Measurement], error_of: ErrorOf, wrong: Wrong
 ) -> Judgement:
-    """Judge what each rank observed of each step: the first that is wrong, or the largest error.
+    """Judge each rank's measurement of each step: the first wrong one, or the largest error.
 
-    ``error_of`` returns an error that is relative as the tolerance is, None if something is not
-    finite; ``wrong`` returns the mismatch, without its error.
+    ``error_of`` returns an error on the tolerance's scale, or None if a value is not finite.
+    ``wrong`` returns the mismatch, without its error.
     """
     judged = _judged(measurements)
     judgement = _worst(measurements, judged, error_of, wrong)
@@ -137,9 +137,9 @@ def verdict_alone(measurements: Sequence[Measurement], error_of: ErrorOf, _: Wro
 
 
 def _judged(measurements: Sequence[Measurement]) -> list[Explained]:
-    """The measurements that can be wrong: a skipped step without active tokens cannot.
+    """The measurements to judge: all but those of skipped steps without active tokens.
 
-    Diagnosis and clues share the explanations, and nothing else keeps them.
+    Diagnosis and clues share the returned explanations.
     """
     seen = {one.context for one in measurements if one.observed.any()}
     return [
@@ -185,7 +185,7 @@ def judge_weights(
     description: Description,
     judging: Judging = judge_measurements,
 ) -> Judgement:
-    """Judge the weights of the objective's only term that the ranks observed in every step.
+    """Judge the observed weights of the objective's only term, in every step and on every rank.
 
     The error of an active token is relative and bounded; an inactive token must weigh exactly 0.
     """
@@ -211,7 +211,7 @@ def observed_steps(
 
 
 def plain_term(context: StepContext, metric: Metric | Objective = Metric.POLICY_LOSS) -> LossTerm:
-    """The term of a step with factors of 1: its products are the weights."""
+    """The term of a step whose factors are all 1, so that its products are the weights."""
     return LossTerm(metric=metric, context=context, factors=np.ones_like(context.expected))
 
 
@@ -255,7 +255,7 @@ def largest_error(observed: NDArray[np.float64], expected: NDArray[np.float64]) 
     """Largest relative error of a token's weight; None if a weight is not finite.
 
     The error of an inactive token is its weight relative to the step's largest expected weight, or
-    its weight if no token is active, but at least 1.
+    its weight alone if no token is active; it is at least 1 unless the weight is 0.
     """
     if not np.isfinite(observed).all():
         return None
@@ -272,10 +272,10 @@ def final_weights(
 ) -> list[NDArray[np.float64]]:
     """The final weights of every rank, after the reductions that the train step has yet to do.
 
-    Ranks without any weight come last, as the others tell more of a mistake. Each pipeline stage
-    with a probe has the gradient of all tokens; a reduction to come is that of the last one, where
-    tokens are counted. Tensor-parallel ranks each hold it too, so that reductions go over the
-    other ranks.
+    Ranks whose weights are all 0 come last, as other ranks reveal more about a mistake. Each
+    pipeline stage with a probe has the gradient of all tokens; pending reductions are applied to
+    the last stage, where tokens are counted. Each tensor-parallel rank has the whole gradient too,
+    so reductions go over the other dimensions.
     """
     tp, step = job.layout.tp, job.steps[step_index]
     holding = observations[job.layout.last_stage]

@@ -1,5 +1,5 @@
-"""Laws: changes of a training step that must leave its gradients and its log alone.
+"""Laws: changes of a training step that must not change its gradients or its log.
 
-In comes a job; out comes the same job changed, with names by which tokens are found again in both.
-No formula is needed: two runs of the framework are compared.
+A law takes a job and returns the changed job; named tokens can be found in both. No formula is
+needed, since two runs of the framework are compared.
 """

@@ -1,8 +1,8 @@
-"""The laws of columns: of values that nothing may depend on, and of constants.
+"""The laws of columns: of values that must not matter, and of columns that must be constant.
 
-Each column is poisoned where a loss or an estimator reads it, at masked tokens, in prompts and in
-padding. The step must give what it gives without poison, right or wrong. Each column that a model
-computes is given with a gradient, which must stay 0.
+Each column is poisoned where a loss or an estimator reads it: at masked tokens, in prompts and in
+padding. Right or wrong, the step must give the same numbers as without poison. Each column that a
+model computes is also given with a gradient, which must stay 0.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def _poison(name: str, objective: Objective, column: Column, place: Place = Place.MASKED) -> Law:
-    """The law of a column; where tokens are clipped or rejected, it is ratios that overflow."""
+    """The law of a poisoned column; poison of clipped or rejected tokens makes ratios overflow."""
     poison = Poison(column=column, place=place)
     if place in (Place.CLIPPED, Place.REJECTED):
         poison = replace(poison, values=OVERFLOWS)
@@ -70,11 +70,11 @@ POISONS = (
     _poison("returns", Objective.VALUE, Column.RETURNS),
     _poison("old_values", Objective.VALUE_CLIPPED, Column.OLD_VALUES),
 )
-"""Each column where a loss or an estimator reads it."""
+"""A law for each column and each loss or estimator that reads it."""
 
 
 def _constant(name: str, objective: Objective, column: Column) -> Law:
-    """The law of a column that must have no gradient; that of a teacher needs distillation."""
+    """The law of a column that must have no gradient; a teacher's column needs distillation."""
 
     def attached(job: Job) -> Job:
         distilling = Configuration(distils=column is Column.TEACHER_LOG_PROBS)
@@ -99,4 +99,4 @@ CONSTANTS = (
     _constant("values", Objective.GAE, Column.VALUES),
     _constant("teacher_log_probs", Objective.GROUP_CENTRED, Column.TEACHER_LOG_PROBS),
 )
-"""Each column that a model computes where a loss or an estimator reads it."""
+"""A law for each column that a model computes and a loss or an estimator reads."""

@@ -1,9 +1,10 @@
 """The laws, one record each.
 
-A law changes the rows of each step, or the job that trains them. Gradients are held against the
-reference after the change as before it. Every number that is logged must stay what it was, whether
-or not a check knows it, except times and counts, which no value of a batch moves, and rewards where
-these are what changes. `conformance.laws.altered` has the laws of columns.
+A law changes the rows of each step, or the job that trains on the rows. Gradients are compared with
+the reference both before and after the change. Every logged number must keep its value, whether or
+not a check knows the number. Exempt are times and counts, which do not depend on the values of a
+batch, and numbers of rewards if the law changes rewards. `conformance.laws.altered` has the laws of
+columns.
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ OF_LOSSES = (
     Objective.SEQUENCE_MASKED,
     Objective.REJECTION_OFF_POLICY,
 )
-"""Every kind of numbers that frameworks log of losses: their terms, corrections and rejection."""
+"""Objectives with all kinds of logged numbers of losses: terms, corrections and rejection."""
 
 OF_ROLLOUTS = (Objective.GROUP_NORMALISED, Objective.REINFORCE_PP, Objective.GAE)
-"""Numbers that frameworks log of rewards, advantages and a critic."""
+"""Objectives with all kinds of logged numbers of rewards, advantages and a critic."""
 
 OF_ALL = (*OF_LOSSES, *OF_ROLLOUTS)
 
@@ -50,14 +51,14 @@ OF_REWARDS = (
     Objective.LEAVE_ONE_OUT,
     Objective.OTHERS_NORMALISED,
 )
-"""Estimators that a mistake in a mean or a deviation of rewards shows in."""
+"""Estimators that depend on a mean or a standard deviation of rewards."""
 
 TWIN = 1000
-"""The distance of ids of a second copy."""
+"""The number added to the ids of a prompt and its rollouts to get those of their copies."""
 
 
 def unchanged(job: Job) -> Job:
-    """No change."""
+    """The job without any change."""
     return job
 
 
@@ -71,54 +72,54 @@ def _is_cut(layout: Layout) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Law:
-    """A change that must not matter."""
+    """A change of a job that must not change gradients or logged numbers."""
 
     name: str
     mistake: str
-    """The name in the catalogue of a number that changes with it."""
+    """The catalogue's name of the mistake by which a number changes."""
 
     says: str
     """The change, in words that complete "changes when ..."."""
 
     after: Callable[[Job], Job] = unchanged
-    """The job after the change, given that of a cell."""
+    """Returns the job after the change, given the job of a cell."""
 
     before: Callable[[Job], Job] = unchanged
-    """The job before the change."""
+    """Returns the job before the change, given the job of a cell."""
 
     fits: Fits = _any
-    """The layouts that it can be seen on."""
+    """Whether the change has an effect on a layout."""
 
     objectives: tuple[Objective, ...] = OF_ALL
-    """The objectives that are trained to look at it."""
+    """The objectives that the law is tested with."""
 
     mode: Mode | None = None
-    """The only mode that it holds in."""
+    """The only mode in which the law holds; None if it holds in all."""
 
     adds_rewards: bool = False
-    """Whether there are other rewards after it, so that what is logged of rewards may change."""
+    """Whether the change adds rewards, so that logged numbers of rewards may change."""
 
     is_invariance: bool = True
-    """Whether gradients and logged numbers stay; else a formula says how the change moves them."""
+    """Whether gradients and logged numbers stay equal; if not, a formula says how they change."""
 
     poison: Poison | None = None
-    """The values that the change puts into a column where nothing may depend on them."""
+    """The values that the change puts into a column at places that must not matter."""
 
     attached: Column | None = None
-    """The column to which the change gives a gradient, that must stay 0."""
+    """The column that the change makes differentiable; its gradient must stay 0."""
 
 
-@lru_cache(maxsize=256)  # steps are equal if they are the same
+@lru_cache(maxsize=256)  # steps are compared by identity
 def _with_rows(job: Job, change: Change) -> Job:
     changed = (change(rows) for rows in rows_of(job.steps))
     return replace(job, steps=tuple(step_of(rows, is_rejecting=job.rejects) for rows in changed))
 
 
 def with_other_values(job: Job) -> Job:
-    """The job with other values at every token and sample: what stays the same is a count.
+    """The job with other values at every token and sample: logged numbers that stay are counts.
 
-    Rewards keep their signs, by which some counts and lengths choose samples. Where tokens are
-    rejected, one more is, of a sample that had none.
+    Rewards keep their signs, since some counts and lengths are taken over samples of one sign. If
+    tokens are rejected, one more token is rejected, in a sample without rejected tokens.
     """
     return _with_rows(job, _other_values)
 
@@ -148,7 +149,7 @@ def _other_rewards(rows: Rows) -> Rows:
 
 
 def with_other_rewards(job: Job) -> Job:
-    """The job with other rewards of the same signs, and the same values of tokens."""
+    """The job with other rewards of the same signs, and unchanged values of tokens."""
     return _with_rows(job, _other_rewards)
 
 
@@ -156,7 +157,7 @@ LAWS: dict[str, Law] = {}
 
 
 def _cut(name: str, says: str, fits: Fits, objectives: tuple[Objective, ...], **uncut: Any) -> None:
-    """Record a law of cuts, with the sizes of a layout without its own cut."""
+    """Record a law on cutting; ``uncut`` are the sizes of the layout that is not cut."""
     LAWS[name] = Law(
         name=name,
         mistake="depends_on_cut",
@@ -176,7 +177,7 @@ _cut("cut_model", "the model is cut", lambda one: one.tp * one.pp > 1, OF_MODELS
 
 
 def _law(mistake: str, says: str, **others: Any) -> Callable[[Change], Change]:
-    """Record a change of rows under the name of its function, with what else a law has."""
+    """Record a change of rows as a law named after its function; ``others`` are further fields."""
 
     def record(change: Change) -> Change:
         name, after = change.__name__, partial(_with_rows, change=change)
@@ -188,43 +189,43 @@ def _law(mistake: str, says: str, **others: Any) -> Callable[[Change], Change]:
 
 @_law("depends_on_order", "samples are in the opposite order", fits=_is_cut)
 def sample_order(rows: Rows) -> Rows:
-    """The last sample first; prompts that were next to each other still are."""
+    """The samples in reverse order, so that samples of a prompt stay adjacent."""
     return rows[::-1]
 
 
 @_law("depends_on_ids", "prompts and rollouts have other ids")
 def other_ids(rows: Rows) -> Rows:
-    """New ids, in the opposite order."""
+    """Prompts and rollouts get new ids, in the opposite order."""
     return [replace(row, group=900 - row.group, rollout=900 - row.rollout) for row in rows]
 
 
 @_law("depends_on_prompts", "a prompt is longer by three tokens")
 def longer_prompt(rows: Rows) -> Rows:
-    """The first sample's prompt, longer than any other where rows are padded to one width."""
+    """The first sample's prompt becomes the longest, so that rows padded to one width get wider."""
     longest = max(row.prompt_length for row in rows)
     return [replace(rows[0], prompt_length=longest + 3), *rows[1:]]
 
 
 @_law("depends_on_masked_tokens", "a masked token is put before a response")
 def masked_token_first(rows: Rows) -> Rows:
-    """As where a tool answers before the policy does."""
+    """A response begins with a masked token, as if a tool answered before the policy did."""
     return _with_masked_token(rows, lambda row: 0)
 
 
 @_law("depends_on_masked_tokens", "a masked token is put into a response")
 def masked_token_within(rows: Rows) -> Rows:
-    """As where a tool answers between two turns."""
+    """A response has one more masked token inside, as if a tool answered between two turns."""
     return _with_masked_token(rows, _last_active)
 
 
 @_law("depends_on_masked_tokens", "a masked token is appended to a response")
 def masked_token_last(rows: Rows) -> Rows:
-    """As where a sample ends with an answer that is not trained on."""
+    """A response ends with a masked token, as if it ended with an answer that is not trained on."""
     return _with_masked_token(rows, lambda row: len(row.tokens))
 
 
 PLACEHOLDERS = 16
-"""The placeholders of a small image: of 112 by 112 pixels where each stands for 28 by 28."""
+"""The number of placeholders of a small image: 112 x 112 pixels, one placeholder per 28 x 28."""
 
 
 @_law(
@@ -234,19 +235,19 @@ PLACEHOLDERS = 16
     objectives=OF_LOSSES,
 )
 def image_within(rows: Rows) -> Rows:
-    """As where a tool returns an image between two turns: one token id, many times.
+    """A response has an image inside, as a tool may return between turns: one token id, repeated.
 
-    Placeholders are masked, and the policy's log-probabilities of them mean nothing. As the sample
-    is much longer then, it would be cut and dealt otherwise where its length decides that.
+    The image's placeholders are masked, and their log-probabilities under the policy mean nothing.
+    The law leaves out layouts that cut or distribute samples by length, as the sample gets longer.
     """
     return _with_masked_token(rows, _last_active, PLACEHOLDERS)
 
 
 def _with_masked_token(rows: Rows, place_in: Callable[[Row], int], times: int = 1) -> Rows:
-    """One more masked token in the longest response of those with active ones, with its own values.
+    """The longest response with active tokens gets ``times`` equal masked tokens with new values.
 
-    It may be there several ``times`` in a row. Where rows are padded to one width, all others have
-    more padding. It has no advantage, which some frameworks are given as its reward.
+    Where rows are padded to one width, all other rows get more padding. The masked tokens have no
+    advantage, since some frameworks are given advantages as per-token rewards.
     """
     row = max(rows, key=lambda one: len(one.tokens) if one.loss_mask.any() else 0)
     if not row.loss_mask.any():
@@ -269,7 +270,7 @@ def _with_masked_token(rows: Rows, place_in: Callable[[Row], int], times: int = 
     adds_rewards=True,
 )
 def masked_twins(rows: Rows) -> Rows:
-    """As where a framework masks samples that are cut short, or that an environment failed."""
+    """Each sample gets a fully masked copy, as frameworks mask truncated or failed samples."""
     return [*rows, *(_masked_twin(row) for row in rows)]
 
 
@@ -286,7 +287,7 @@ def _masked_twin(row: Row) -> Row:
     is_invariance=False,
 )
 def rewards_shifted(rows: Rows) -> Rows:
-    """As of a score that counts points: float32 has sums of these rewards, not of their squares."""
+    """Rewards are points of a large score: float32 holds their sums exactly, but no squares."""
     return [replace(row, reward=row.reward + 1024.0) for row in rows]
 
 
@@ -297,7 +298,7 @@ def rewards_shifted(rows: Rows) -> Rows:
     is_invariance=False,
 )
 def rewards_scaled(rows: Rows) -> Rows:
-    """As where rewards are so small that an epsilon in a variance is large beside them."""
+    """Rewards are so small that an epsilon added to their variance matters."""
     return [replace(row, reward=row.reward / 64.0) for row in rows]
 
 
@@ -309,7 +310,7 @@ DEFAULTS = Law(
     after=partial(replace, defaults=Defaults.LEFT_OUT),
     objectives=tuple(Objective),
 )
-"""A law for records of frameworks that document defaults of options."""
+"""The law that documented defaults are the actual ones, for frameworks that document defaults."""
 
 AGAIN = Law(
     name="again",

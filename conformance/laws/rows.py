@@ -1,6 +1,6 @@
-"""A batch as rows, which are easy to change, and back to steps.
+"""Converts the steps of a batch to rows, which are easy to change, and back to steps.
 
-Each token and sample is named, so that its values follow it into the changed step.
+Each token and sample has a name, by which its values follow it into the changed step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Row(Sample):
 
 
 def rows_of(steps: Sequence[Step]) -> list[list[Row]]:
-    """The rows of each step, named as the values of an unchanged batch follow them."""
+    """The rows of each step, with the names by which an unchanged batch gets its values."""
     batch = ProbedBatch(tuple(steps))
     names, samples, rewards = iter(batch.names), iter(batch.sample_names), iter(batch.rewards)
     return [
@@ -54,7 +54,7 @@ def rows_of(steps: Sequence[Step]) -> list[list[Row]]:
 
 
 def step_of(rows: Sequence[Row], *, is_rejecting: bool) -> Step:
-    """The step that has these rows."""
+    """The step that consists of the given rows."""
     step = Step.of(rows)
     return replace(
         step,

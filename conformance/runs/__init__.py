@@ -1,6 +1,6 @@
-"""One run: its settings, the way from a matrix cell to a finding, and who records it.
+"""One run: its settings, and how each matrix cell becomes a recorded finding.
 
-In come command-line options; out come findings, one for each cell, handed to the journal.
-`settings` checks the options before any rank starts, `check` makes one finding, `recorder` keeps
-it.
+The input is command-line options; the output is one finding for each cell, written to the journal.
+`settings` checks the options before any rank starts, `check` makes a finding, and `recorder`
+records it.
 """

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from conformance.runs.recorder import FindingRecorder
 
 ROUNDS = 3
-"""After each, jobs that were chosen in place of declined ones may be declined as well."""
+"""The most rounds of substitutes: jobs that replace declined ones may be declined themselves."""
 
 
 def made(
@@ -41,7 +41,7 @@ def made(
 
 
 def instead_of_declined(recorder: FindingRecorder, jobs: SharedJobs) -> Iterator[Finding]:
-    """Makes, records and yields findings that show what declined jobs of a plan were to show.
+    """Makes, records and yields findings that can show the same mistakes as a plan's declined jobs.
 
     A quick plan is chosen before it is known which batches a framework declines on which layouts.
     """

@@ -1,7 +1,7 @@
-"""Whether a mistake carries a number from one step to the next, within a process of many jobs.
+"""Finds mistakes that carry a number from one step to the next, in a process with many jobs.
 
-Each finding of such a mistake has another number, that of the job which happened to run before, and
-looks like a mistake of its own.
+Each finding of such a mistake depends on the job that happened to run before it, so each looks like
+a separate mistake.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 MISTAKE = "depends_on_steps_before"
 
 MOST = 4
-"""Causes that are tried, the worst first."""
+"""The most causes that are tried, the worst first."""
 
 SAME = 1e-4
-"""The largest relative difference of a number that is the same."""
+"""The largest relative difference between numbers that count as equal."""
 
 
 class Carried(NamedTuple):
-    """A number of a step after two others, which it should not depend on."""
+    """A step's number after each of two other steps, on which it should not depend."""
 
     after: tuple[str, str]
     numbers: tuple[float, float]
@@ -49,9 +49,9 @@ class Carried(NamedTuple):
 def of_causes(
     causes: Sequence[Cause], cells: Mapping[str, MatrixCell], jobs: SharedJobs
 ) -> Iterator[tuple[Cause, Carried]]:
-    """Yields the causes whose findings depend on the job before.
+    """Yields the causes whose findings depend on the job that ran before.
 
-    A single cause that a known mistake explains needs no other name.
+    A single cause that a known mistake explains is not tried, as it needs no other name.
     """
     measured = [one for one in causes if one.severity in (Severity.GRADIENT, Severity.LOGGED)]
     if len(measured) < 2 and not any(map(is_inferred, measured)):
@@ -67,7 +67,7 @@ def of_causes(
 def renamed(
     carried: Sequence[tuple[Cause, Carried]], findings: Mapping[str, Finding]
 ) -> Iterator[Finding]:
-    """Yields the findings of these causes with one diagnosis, so that they become one cause."""
+    """Yields the findings of the given causes with one diagnosis, so that they become one cause."""
     for cause, numbers in carried:
         diagnosis = Diagnosis(name=MISTAKE, explanation=f"{numbers}")
         for finding in (findings[name] for name in cause.findings if name in findings):
@@ -78,7 +78,7 @@ def renamed(
 def _carried(
     cell: MatrixCell, candidates: Iterable[MatrixCell], jobs: SharedJobs
 ) -> Carried | None:
-    """The judgements of a cell's job after two others of its kind, if they differ."""
+    """The numbers of a cell's job after two other jobs of its kind; None if they are equal."""
     seen: dict[str, list[float]] = {}
     for other in islice(_others(cell, candidates), 3):
         jobs.run(other.job)
@@ -92,7 +92,7 @@ def _carried(
 
 
 def _others(cell: MatrixCell, candidates: Iterable[MatrixCell]) -> Iterator[MatrixCell]:
-    """Yield cells of the same kind on other numbers of tokens, each of another one."""
+    """Yield cells of the same kind whose numbers of active tokens differ from each other."""
     counts = {_tokens(cell)}
     for other in candidates:
         is_alike = (other.spec, other.layout, other.aggregation.mode) == (
@@ -108,7 +108,7 @@ def _tokens(cell: MatrixCell) -> int:
 
 
 def _numbers(cell: MatrixCell, jobs: SharedJobs) -> list[float]:
-    """The gradient of a job, or what it logs; empty if it does not run."""
+    """The gradient of a job, or the values of its metric; empty if the job does not run."""
     outcome, metric = jobs.run(cell.job), cell.spec.metric
     if not isinstance(outcome, Ran):
         return []

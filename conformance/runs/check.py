@@ -1,4 +1,4 @@
-"""Makes the finding of a matrix cell: runs its job on the ranks and judges what they observed."""
+"""Makes the finding of a matrix cell: runs its job on the ranks and judges their observations."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ if TYPE_CHECKING:
 
 
 def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
-    """Runs what a cell asks for and judges it."""
+    """Runs the job, log or generated cases of a cell and judges the outcome."""
     description = jobs.description
     match cell:
         case GeneratedCell():
@@ -87,7 +87,7 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
 def job_cells(
     cells: Iterable[AnyMatrixCell | None], description: Description
 ) -> Iterator[MatrixCell]:
-    """Yield cells that are judged by the outcome of their job alone, which may run beforehand."""
+    """Yield cells that are judged by one job only, which may therefore run beforehand."""
     for cell in cells:
         if type(cell) is not MatrixCell or (cell.spec.law and not cell.spec.law.attached):
             continue
@@ -96,12 +96,12 @@ def job_cells(
 
 
 def is_offered(cell: AnyMatrixCell, description: Description) -> bool:
-    """Whether a version of a framework has what a cell needs, by its adapter's description."""
+    """Whether the described version of a framework has everything that a cell needs."""
     return not isinstance(cell, MatrixCell) or _missing(cell, description) is None
 
 
 def judge(spec: CheckSpec) -> Judge:
-    """The function that holds the observations of a check's job against the reference."""
+    """The function that compares the observations of a check's job with the reference."""
     if spec.metric in OF_ROLLOUTS:
         return partial(judge_logged_of_rollouts, metric=spec.metric)
     if spec.metric is not None:
@@ -120,7 +120,7 @@ def judge(spec: CheckSpec) -> Judge:
 def judge_outcome(
     cell: MatrixCell, outcome: Ran | Declined | Crashed, jobs: SharedJobs
 ) -> Judgement:
-    """Judges a cell by what came of its job, or of one that differs from it in an experiment."""
+    """Judges a cell by the outcome of its job, or of a job that an experiment has changed."""
     description = jobs.description
     if not isinstance(outcome, Ran):
         return _not_trained(cell, outcome, description)
@@ -145,7 +145,7 @@ def judge_outcome(
 
 
 def _is_never_read(judgement: Judgement, cell: MatrixCell, outcome: Ran, jobs: SharedJobs) -> bool:
-    """Whether a cell's metric is missing, and the adapter reads it off no step, ordinary or not."""
+    """Whether a cell's metric is missing, and the adapter reads it from no ordinary step either."""
     metric, diagnosis = cell.spec.metric, judgement.diagnosis
     if metric is None or diagnosis is None or diagnosis.name != NOT_LOGGED:
         return False
@@ -155,7 +155,8 @@ def _is_never_read(judgement: Judgement, cell: MatrixCell, outcome: Ran, jobs: S
 def _but_for_rescaling(judgement: Judgement, job: Job, jobs: SharedJobs) -> Judgement:
     """The judgement, turned into advice if the trainer clips or scales right gradients.
 
-    Of a single job a wrong count explains as much, so that a trial has to show the same.
+    In a single job, a wrong count could explain the same gradients, so a trial job must show the
+    same rescaling.
     """
     shown = jobs.rescaling(job) if judgement.rescalings else None
     if shown is None or not any(map(shown.is_same, judgement.rescalings)):
@@ -166,10 +167,10 @@ def _but_for_rescaling(judgement: Judgement, job: Job, jobs: SharedJobs) -> Judg
 def _not_trained(
     cell: MatrixCell, outcome: Crashed | Declined, description: Description
 ) -> Judgement:
-    """A step that ended in an exception, a hang or the death of a rank, or was declined.
+    """The judgement of a step that was declined, raised, hung or lost a rank.
 
-    A framework may refuse what its documents do not promise, and what the contract allows. A crash
-    with a batch that it never makes itself is advice.
+    A framework may refuse a mode that its documents do not promise, and cells that the contract
+    lets it decline. A crash with a batch that the framework itself never makes is advice.
     """
     judgement = not_run(outcome)
     if judgement.verdict is Verdict.CRASHED:
@@ -194,13 +195,13 @@ def _check_startup(cell: StartupCell, jobs: SharedJobs) -> Judgement:
 
 
 def _ignored(cell: StartupCell, jobs: SharedJobs) -> frozenset[Setting]:
-    """The settings that the adapter ignores, if the cell's configuration may be ignored as well."""
+    """The settings that the adapter ignores; empty if the cell's own settings are known to work."""
     ignored, settings = jobs.ignored_settings(cell.layout), cell.config_case.configuration.settings
     return ignored if settings & ignored or settings - TRIALS.keys() else frozenset()
 
 
 def _why_allowed(case: ConfigCase, description: Description) -> str | None:
-    """The reason why a configuration breaks no rule of this framework; None if it breaks one."""
+    """The reason why a configuration breaks no rule of the framework; None if it breaks one."""
     if not case.applies(description.conventions):
         return f"by its conventions nothing is wrong with {case.says}"
     permitted = description.permits.get(case.rule)
@@ -208,9 +209,9 @@ def _why_allowed(case: ConfigCase, description: Description) -> str | None:
 
 
 def judge_startup(case: ConfigCase, job: Job, jobs: SharedJobs) -> Judgement:
-    """Whether a framework refuses what it must, and trains what it must be the same as.
+    """Judge whether a framework refuses a configuration that it must refuse, or trains it rightly.
 
-    If the default configuration does not run either, its own crash or refusal is the verdict.
+    If the default configuration does not run either, the default's crash or refusal is the verdict.
     """
     description, outcome = jobs.description, jobs.run(job)
     if isinstance(outcome, Crashed):
@@ -233,7 +234,7 @@ def judge_startup(case: ConfigCase, job: Job, jobs: SharedJobs) -> Judgement:
 
 
 def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
-    """Whether a framework makes a log of well-formed entries alone, with asserts and without."""
+    """Judge whether a framework logs only well-formed entries, both with and without asserts."""
     case, description = cell.log_case, jobs.description
     outcome, optimized = jobs.logs.of(case.name)
     if outcome.kind in (Verdict.UNSUPPORTED, Verdict.CRASHED):
@@ -243,7 +244,7 @@ def _check_log(cell: LogCell, jobs: SharedJobs) -> Judgement:
 
 
 def _missing(cell: MatrixCell, description: Description) -> str | None:
-    """The need of a cell that the framework, by its adapter's description, does not have."""
+    """A thing that a cell needs and the framework lacks, in words; None if it lacks nothing."""
     if cell.spec.is_of_advantages and cell.spec.objective not in description.objectives:
         return f"no objective {cell.spec.objective}"
     if cell.aggregation.mode not in description.modes:

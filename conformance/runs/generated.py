@@ -1,7 +1,7 @@
-"""Makes one finding of many generated cases: hypothesis looks for one that does not conform.
+"""Makes one finding from many generated cases: hypothesis looks for a case that does not conform.
 
-A case whose weights are wrong is shrunk and handed over as a ``--case-file``. A crash is not
-shrunk, as every crash costs the ranks: the first one ends the search.
+A case with wrong weights is shrunk, and the finding has it in the form of a ``--case-file``. A case
+that crashes ends the search and is not shrunk, since every crash costs a restart of the ranks.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ if TYPE_CHECKING:
     """Judges an example."""
 
 
-class _Mismatched(Exception):  # noqa: N818 - to hypothesis, what it looks for
-    """An example is a mismatch: hypothesis goes on to smaller ones."""
+class _Mismatched(Exception):  # noqa: N818 - hypothesis looks for it
+    """An example is a mismatch: hypothesis goes on to smaller examples."""
 
 
 class _Crashed(BaseException):
-    """An example crashed: not caught by hypothesis, so it ends the search."""
+    """An example crashed: hypothesis does not catch this exception, so the search ends."""
 
 
 class _Fault(BaseException):
-    """The harness itself failed, which is no example's fault; it ends the search too."""
+    """The harness itself failed, which is no fault of an example; this ends the search too."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 def check_generated(cell: GeneratedCell, make: Make) -> Judgement:
-    """Runs the cell's examples and makes one judgement of them."""
+    """Runs the cell's examples and judges them as a whole."""
     examples = _Examples(cell, make)
     try:
         _search(cell, examples.run)
@@ -63,7 +63,7 @@ def check_generated(cell: GeneratedCell, make: Make) -> Judgement:
 
 
 def _search(cell: GeneratedCell, run: Callable[[Case], None]) -> None:
-    """Run a cell's examples, the same ones for the same seed."""
+    """Run a cell's examples; equal seeds give equal examples."""
 
     @hypothesis.seed(crc32(f"{cell.seed}/{cell.id}".encode()))
     @hypothesis.settings(
@@ -97,20 +97,20 @@ class _Examples:
     """The judgements before the first wrong one."""
 
     wrong: tuple[Judgement, Case] | None = None
-    """The latest one that is wrong, which is the smallest in the end."""
+    """The latest wrong judgement with its case; after the search, the case is the smallest."""
 
     always_wrong: bool = True
 
     def run(self, case: Case) -> None:
         """Judge one example.
 
-        Only mistakes of the kind that was found first count thereafter, so that shrinking does not
-        end at another one.
+        Once a mistake is found, only mistakes of the same kind count, so that shrinking does not
+        end at another mistake.
 
         Raises:
-            _Mismatched: it is a mismatch.
-            _Crashed: it crashed.
-            _Fault: the harness did.
+            _Mismatched: the example is a mismatch.
+            _Crashed: the example crashed.
+            _Fault: the harness failed.
         """
         with _faults_end_the_search():
             judgement = self.make(self.cell.of(case))
@@ -127,8 +127,8 @@ class _Examples:
     def judgement(self) -> Judgement:
         """One judgement for all examples.
 
-        It has the numbers of the wrong example, or the largest error if all are right. The
-        framework declined only if it declined all of them.
+        It has the numbers of the wrong example, or the largest error if all examples are right. The
+        verdict is that the framework declined only if it declined every example.
         """
         if self.wrong is not None:
             judgement, case = self.wrong
@@ -154,7 +154,7 @@ class _Examples:
 
 
 def _kind(judgement: Judgement) -> tuple[bool, bool]:
-    """Tells weights that are wrong, weights that are not finite, and a step declined apart."""
+    """A key that differs between wrong weights, weights that are not finite, and declined steps."""
     return judgement.error is None, judgement.message is None
 
 

@@ -1,6 +1,6 @@
 """Runs each job once, whatever the order of the checks that share it.
 
-While one finding is judged, the ranks are busy with the job of the next.
+While one finding is judged, the ranks already run the job of the next finding.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ if TYPE_CHECKING:
 
 
 MOST_REMEMBERED = 3
-"""The most outcomes kept of jobs that cells share which follow each other."""
+"""The most outcomes that are kept by `SharedJobs.remembered`, for cells that follow each other."""
 
 
 class SharedJobs:
-    """The outcomes of jobs, each kept until the last of the selected cells that share it asks."""
+    """The outcomes of jobs, each kept until the last selected cell with that job has used it."""
 
     def __init__(self, pool: RankPool, selected: Iterable[AnyMatrixCell] = ()) -> None:
         self.pool = pool
@@ -60,16 +60,16 @@ class SharedJobs:
         self._resources = ExitStack()
 
     def share(self, cells: Iterable[AnyMatrixCell]) -> None:
-        """Name further cells that are about to ask for the outcomes of their jobs."""
+        """Announce further cells that will ask for the outcomes of their jobs."""
         self._waiting.update(cell.job_id for cell in cells)
 
     def close(self) -> None:
-        """Put an end to the processes that make logs."""
+        """End the processes that make logs."""
         self._resources.close()
 
     @cached_property
     def logs(self) -> Logs:
-        """The framework's logs; processes that make them start when they are first asked for."""
+        """The framework's logs; the processes that make logs start at the first use."""
         pool = self.pool
         request = LogRequest(
             adapter=pool.adapter, source=pool.source, hardware=pool.hardware, cases=LOG_ENTRIES
@@ -82,9 +82,9 @@ class SharedJobs:
         return self.pool.description
 
     def expect(self, upcoming: Iterable[MatrixCell]) -> None:
-        """Name the cells whose outcomes are asked for after the next one, in their order.
+        """Announce, in order, the cells whose outcomes will be asked for after the next one.
 
-        The first of them that needs another job is begun.
+        The first of these cells that needs another job has its job begun.
         """
         self._upcoming = upcoming
 
@@ -103,16 +103,16 @@ class SharedJobs:
             self._outcomes[self._running], self._running = self.pool.outcome(), None
 
     def ignored_settings(self, layout: Layout) -> frozenset[Setting]:
-        """The settings that the adapter declares and does not pass on, found out on a layout."""
+        """The settings that the adapter declares but does not pass on, as runs on a layout show."""
         if self._ignored is None:
             self._ignored = ignored_settings(self.description, layout, self.observations)
         return self._ignored
 
     def reads(self, metric: Metric, job: Job) -> bool:
-        """Whether the adapter reads a metric of a job's objective off ordinary steps.
+        """Whether the adapter reads a metric of a job's objective from ordinary steps.
 
-        They are trained on one rank and on the layout of the first job that lacks the metric. What
-        none of them logs is logged elsewhere by this version, if at all.
+        The ordinary steps run on the smallest layout and on that of the first job that lacks the
+        metric. If none logs it, this version logs the metric elsewhere, if at all.
         """
         key = metric, job.objective
         if key not in self._read:
@@ -124,7 +124,7 @@ class SharedJobs:
         return self._read[key]
 
     def rescaling(self, job: Job) -> Rescaling | None:
-        """The trainer's rescaling of right gradients, found out by the trial of a job."""
+        """The trainer's rescaling of right gradients, as shown by the trial job for a job."""
         key = job.aggregation, job.layout, job.depth
         if key not in self._rescalings:
             tried = trial(job)
@@ -134,7 +134,7 @@ class SharedJobs:
         return self._rescalings[key]
 
     def remembered(self, job: Job) -> Ran | Declined | Crashed:
-        """Runs a job that the next cells share, unless it was run as one of the last few."""
+        """The outcome of a job that consecutive cells share; runs it unless it is remembered."""
         if job not in self._remembered:
             for oldest in [*self._remembered][: 1 - MOST_REMEMBERED]:
                 del self._remembered[oldest]
@@ -142,19 +142,19 @@ class SharedJobs:
         return self._remembered[job]
 
     def behaviour(self, job: Job, observations: Sequence[Observation]) -> Behaviour:
-        """The result of a job, to compare versions by."""
+        """The result of a job, for comparing versions of the framework."""
         is_logging = any(one.logged for one in observations)
         names = self.steady_numbers(job) if is_logging else ()
         return behaviour(job, observations, self.description, names)
 
     def steady_numbers(self, job: Job) -> frozenset[str]:
-        """The names of logged numbers that values of a batch move, and nothing else does.
+        """The names of logged numbers that depend on the values of a batch and on nothing else.
 
-        They are found out by an ordinary step of the job's objective on the smallest layout.
+        An ordinary step of the job's objective on the smallest layout shows which numbers do.
         """
         if job.objective not in self._steady:
             usual = self._usual(job, job.objective)
-            self.run(usual)  # so that the same kind of step was trained before each of the others
+            self.run(usual)  # so that a step of the same kind precedes each compared step
             runs = [self.observations(one) for one in (usual, with_other_values(usual), usual)]
             ran = [one for one in runs if one is not None]
             self._steady[job.objective] = frozenset()
@@ -163,7 +163,7 @@ class SharedJobs:
         return self._steady[job.objective]
 
     def numbers_of_rewards(self, job: Job) -> frozenset[str]:
-        """The names of logged numbers that rewards move where advantages are made of them."""
+        """The names of logged numbers that depend on rewards if these determine advantages."""
         if self._of_rewards is None:
             self._of_rewards = frozenset()
             for usual in self._steps_of_rewards(job):
@@ -175,9 +175,9 @@ class SharedJobs:
         return self._of_rewards
 
     def _steps_of_rewards(self, job: Job) -> Iterator[Job]:
-        """Yield steps whose advantages are made of rewards, as some layouts decline them.
+        """Yield steps whose advantages are made of rewards; several, as layouts may decline them.
 
-        Those of a critic are the last: they normalise no rewards.
+        Steps of a critic come last, since a critic's estimator normalises no rewards.
         """
         offered = self.description.objectives
         estimators = [one for one in FROM_REWARDS[::-1] if one in offered] or [job.objective]
@@ -186,7 +186,7 @@ class SharedJobs:
             yield from (replace(self._usual(job, one), layout=layout) for one in estimators)
 
     def _usual(self, job: Job, objective: Objective) -> Job:
-        """An ordinary step of an objective on the smallest layout, else like a job."""
+        """An ordinary step of an objective on the smallest layout, with a job's other fields."""
         case = usual_case(objective)
         return replace(
             job,
@@ -212,7 +212,7 @@ class SharedJobs:
         return outcome.observations if isinstance(outcome, Ran) else None
 
     def outcome(self, cell: MatrixCell) -> Ran | Declined | Crashed:
-        """Runs the cell's job unless another cell has.
+        """The outcome of the cell's job, which is run unless another cell's request has run it.
 
         Raises:
             StartError: the framework cannot be imported.
@@ -241,7 +241,7 @@ class SharedJobs:
 
 
 def reports(metric: Metric, observations: Sequence[Observation]) -> bool:
-    """Whether some rank reports a metric of some step."""
+    """Whether at least one rank reports a metric in at least one step."""
     return any(
         value is not None
         for observation in observations

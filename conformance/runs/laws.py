@@ -1,4 +1,4 @@
-"""Runs what a law needs besides the changed step, and judges both."""
+"""Runs the unchanged step that a law compares with the changed step, and judges both."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
 def judge_law(
     cell: MatrixCell, after: Outcome, jobs: SharedJobs, of_gradient: OfGradient
 ) -> Judgement:
-    """Whether a changed step has the right gradient, and logs what it logged before.
+    """Judge whether a changed step has the right gradient, and logs the same numbers as before.
 
-    A gradient that is wrong before the change as well is not the law's.
+    A gradient that is wrong before the change as well does not break the law.
     """
     law, job, description = cell.spec.law, cell.job_before, jobs.description
     assert law is not None
@@ -80,9 +80,9 @@ def judge_law(
 
 
 def judge_same(spec: CheckSpec, job: Job, after: Outcome, jobs: SharedJobs) -> Judgement:
-    """Whether a changed job gives what it gives without the change, right or wrong.
+    """Judge whether a job gives the same result with and without the change, right or wrong.
 
-    A framework may refuse poison in an error of its own, and has to train its documented defaults.
+    A framework may refuse poison with an error of its own, but must train its documented defaults.
     """
     law, description = spec.law, jobs.description
     assert law is not None
@@ -105,7 +105,7 @@ def judge_same(spec: CheckSpec, job: Job, after: Outcome, jobs: SharedJobs) -> J
 
 
 def _rule(spec: CheckSpec, description: Description) -> str | None:
-    """The place where the framework states that a change changes nothing."""
+    """The place where the framework states that a law holds; None if it states this nowhere."""
     if spec.check is Check.DEFAULTS:
         places = (one.documented.where for one in description.defaults[spec.objective])
         return ", ".join(dict.fromkeys(places))
@@ -114,7 +114,7 @@ def _rule(spec: CheckSpec, description: Description) -> str | None:
 
 
 def _judge_defaults(spec: CheckSpec, runs: Runs, description: Description) -> Judgement:
-    """Judge defaults by the configuration's values, and by the step that leaves the options out."""
+    """Judge whether options have their documented defaults, in a configuration and in a step."""
     law, defaults = spec.law, description.defaults[spec.objective]
     assert law is not None
     others = [
@@ -131,9 +131,9 @@ def _judge_defaults(spec: CheckSpec, runs: Runs, description: Description) -> Ju
 
 
 def _judge_poison(spec: CheckSpec, runs: Runs, jobs: SharedJobs) -> Judgement:
-    """Judge a poisoned job by the job without poison.
+    """Judge a poisoned job by comparing it with the job without poison.
 
-    A finite value that matters was read, as a mask of 0 would have multiplied it to 0.
+    If a finite poison value matters, no mask was applied: a mask of 0 would have removed the value.
     """
     (before, (job, observations)), law = runs, spec.law
     assert law is not None
@@ -184,7 +184,7 @@ def _counts(poison: Poison, objective: Objective, description: Description) -> b
 
 
 def changed_by_law(cell: MatrixCell, jobs: SharedJobs) -> Changes:
-    """The logged numbers that a law's change changes, if both steps run."""
+    """The logged numbers that differ before and after a law's change, if both steps run."""
     job = cell.job_before
     before, after = jobs.remembered(job), jobs.run(cell.job)
     if isinstance(before, Ran) and isinstance(after, Ran):
@@ -193,7 +193,7 @@ def changed_by_law(cell: MatrixCell, jobs: SharedJobs) -> Changes:
 
 
 def _unknown(cell: MatrixCell, before: Ran, after: Ran, jobs: SharedJobs) -> Changes:
-    """The numbers that no check has a formula for, and that the law changes and nothing else."""
+    """The logged numbers without a formula that the law changes, and that a rerun does not."""
     law, job, description = cell.spec.law, cell.job_before, jobs.description
     assert law is not None
     changed = changed_numbers(job, before.observations, after.observations, description.dtype)
@@ -207,7 +207,7 @@ def _unknown(cell: MatrixCell, before: Ran, after: Ran, jobs: SharedJobs) -> Cha
         steady -= jobs.numbers_of_rewards(job)
     unknown = {name: pair for name, pair in changed.items() if name in steady}
     if unknown and law is not AGAIN:
-        # What changes without the change as well is not the law's.
+        # A number that also differs between two runs without the change does not break the law.
         again = jobs.observations(job) or ()
         moved = changed_numbers(job, before.observations, again, description.dtype)
         unknown = {name: pair for name, pair in unknown.items() if name not in moved}

@@ -1,6 +1,6 @@
 """The options of a run, in one spelling for pytest and for the commands that start runs.
 
-`command` returns those that make one finding again.
+`command` returns the options that reproduce a finding.
 """
 
 from __future__ import annotations
@@ -117,21 +117,21 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         "help": "where the report goes (reports/latest/ADAPTER.json)",
     },
 }
-"""By name, what `argparse` is told of each; commands that have an option take it from here."""
+"""For each option, the arguments of ``add_argument``; every command with the option uses them."""
 
 GITHUB_SUMMARY = "GITHUB_STEP_SUMMARY"
-"""Environment variable: the file that GitHub Actions shows of a job's step."""
+"""The environment variable with the file that GitHub Actions shows as a job's summary."""
 
 PLACEHOLDERS = {
     "CLONE": "a clone of the framework's repository",
     "CHECKOUT": "a checkout of the framework",
     "FILE": "the step that the user gave",
 }
-"""Placeholders in commands for paths, which reports do not name."""
+"""Placeholders in commands for paths, since reports do not contain paths."""
 
 
 def command(header: Header, finding: Finding) -> str:
-    """A line for the shell, which may have some of `PLACEHOLDERS`."""
+    """The shell command that reproduces a finding; it may contain `PLACEHOLDERS`."""
     return shlex.join(["pytest", *_options(header, finding)])
 
 

@@ -1,6 +1,6 @@
 """Carries findings to the process that writes the report, and gathers them there.
 
-The report's header comes with the first finding of each process that makes some.
+Each process that makes findings sends the report's header with its first finding.
 """
 
 from __future__ import annotations
@@ -30,29 +30,29 @@ if TYPE_CHECKING:
     from conformance.runs.settings import Settings
 
 DECLINED = (Verdict.UNSUPPORTED, Verdict.REFUSED)
-"""Verdicts on jobs that show nothing."""
+"""Verdicts on jobs that did not run and therefore show nothing."""
 
 
 class FindingMessage(TypedDict):
     """A finding as plain values that pytest-xdist can carry from process to process."""
 
     header: str
-    """The report's, in the first message of each process that makes findings; else empty."""
+    """The report's header, in the first message of each process; empty in later messages."""
 
     finding: str
-    """Empty where the harness was at fault."""
+    """The finding as JSON; empty if the harness was at fault."""
 
     framework_seconds: float
-    """The slowest ranks', in the framework's own code since the message before."""
+    """Seconds that the slowest ranks spent in the framework's own code since the last message."""
 
     expected: list[tuple[str, float]]
-    """Numbers of the reference by name, compared over all findings of a run."""
+    """The reference's numbers by name, which are compared over all findings of a run."""
 
     clues: str
-    """The clues to known mistakes; empty without any."""
+    """The clues to known mistakes as JSON; empty if there are none."""
 
     fault: str
-    """The fault of the harness; empty if it has none."""
+    """The fault of the harness; empty if there was none."""
 
 
 def header(settings: Settings, description: Description) -> Header:
@@ -101,7 +101,7 @@ def installed_version(distribution: str) -> str | None:
 def message(
     cell: AnyMatrixCell, judgement: Judgement, header: str, framework_seconds: float
 ) -> FindingMessage:
-    """Packs the finding of a cell, where the ranks are."""
+    """Packs the finding of a cell, in the process that drives the ranks."""
     clues = judgement.clues
     return FindingMessage(
         header=header,
@@ -129,7 +129,7 @@ def fault_message(fault: HarnessFaultError, header: str) -> FindingMessage:
 class Consistency:
     """The expected numbers of a run, by case and name, each with the first finding that has it.
 
-    Of numbers that cannot depend on how a step was run, all are equal: if two differ, at least one
+    Equally named numbers cannot depend on how a step was run. If two of them differ, at least one
     is wrong, and no verdict is reliable.
     """
 
@@ -139,7 +139,7 @@ class Consistency:
         """Compare the expected numbers of a finding with those of the findings before it.
 
         Raises:
-            InconsistentExpectationError: one of them differs.
+            InconsistentExpectationError: a number differs from an earlier one of the same name.
         """
         for name, value in numbers:
             before, first = self._known.setdefault((case, name), (value, finding))
@@ -153,10 +153,10 @@ class Consistency:
 
 @dataclass
 class FindingRecorder:
-    """Gathers findings into the report, where the report is written.
+    """Gathers findings into the report, in the process that writes the report.
 
     Raises:
-        ReportPathError: it cannot be written.
+        ReportPathError: the report cannot be written.
     """
 
     settings: Settings
@@ -166,13 +166,14 @@ class FindingRecorder:
     """The first fault of the harness: no verdict of the run can be relied on."""
 
     traces: dict[str, CauseTrace] = field(default_factory=dict)
-    """The lines to look at for causes, by the smallest reproduction of each."""
+    """The traces of causes, by the id of each cause's smallest reproduction."""
 
     ran: dict[str, bool] = field(default_factory=dict)
-    """Whether the job of each finding ran; of a version that is not driven no other one would."""
+    """Whether the job of each finding ran, by id; True also if the whole version is not driven,
+    as then no substitute would run either."""
 
     journal: Journal = field(init=False)
-    """The findings in their file, until the report is written."""
+    """The file that holds the findings until the report is written."""
 
     _consistency: Consistency = field(default_factory=Consistency)
 
@@ -180,7 +181,7 @@ class FindingRecorder:
         self.journal = Journal(self.settings.report)
 
     def record(self, finding_message: FindingMessage) -> Finding:
-        """Takes in a finding message, perhaps from another process, and returns it.
+        """Records the finding of a message, perhaps from another process, and returns the finding.
 
         Raises:
             HarnessFaultError: no verdict of the run can be relied on.
@@ -206,7 +207,7 @@ class FindingRecorder:
 
     @property
     def planned(self) -> Report | None:
-        """The report of the whole plan before it is written; None if anything of it is missing."""
+        """The report before it is written; None unless every finding of the plan is recorded."""
         return self.journal.report(self._selection) if self.is_whole else None
 
     @property
@@ -217,7 +218,7 @@ class FindingRecorder:
         return is_complete and self.fault is None
 
     def record_more(self, finding_message: FindingMessage) -> Finding:
-        """Takes in the finding of a cell that the plan does not have, and returns it.
+        """Records the finding of a cell that is not in the plan, and returns the finding.
 
         Raises:
             HarnessFaultError: no verdict of the run can be relied on.
@@ -226,12 +227,12 @@ class FindingRecorder:
         return self.record(finding_message)
 
     def causes(self) -> list[Cause]:
-        """The causes of what was recorded so far."""
+        """The causes of the findings recorded so far."""
         report = self.journal.report(self._selection)
         return [] if report is None else report.causes
 
     def finish(self) -> Report | None:
-        """Writes the report of all that was recorded; None if nothing was."""
+        """Writes the report of all recorded findings; returns None if nothing was recorded."""
         watched = self.settings.gate.watched
         return self.journal.finish(self._selection, watched, self.fault, self.traces)
 

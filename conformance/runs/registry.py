@@ -1,4 +1,4 @@
-"""Finds adapters, and by loading each framework what they can drive here."""
+"""Finds adapters, and loads frameworks to find out what each adapter can drive on this machine."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ OUR_PACKAGES = ("adapters", "conformance", "reference")
 
 
 def known() -> dict[str, EntryPoint]:
-    """Every adapter by name: those that distributions declare, and those of frameworks.toml."""
+    """Every adapter by name: the entry points of distributions and the list in frameworks.toml."""
     listed = (EntryPoint(one.name, one.adapter, GROUP) for one in LISTED.values())
     found = {entry.name: entry for entry in (*entry_points(group=GROUP), *listed)}
     return dict(sorted(found.items()))
 
 
 def create(name: str, engine: str | None = None) -> Adapter:
-    """Make the adapter of that name and engine, or of its first engine.
+    """Create the adapter with the given name and engine, by default its first engine.
 
     Raises:
-        AdapterError: there is none of that name, or it cannot be imported.
-        InvalidEngineError: it has no such engine.
+        AdapterError: no adapter has the name, or it cannot be imported.
+        InvalidEngineError: the adapter has no such engine.
     """
     _require_our_packages()
     engines = adapter_classes(name)
@@ -61,12 +61,12 @@ def create(name: str, engine: str | None = None) -> Adapter:
 
 
 def adapter_classes(name: str) -> dict[str, type[Adapter]]:
-    """The adapter classes of that name by engine, the default engine first.
+    """The adapter classes with a name, by engine, the default engine first.
 
-    An entry point, or a name of the form ``module:Class``, names one class or a tuple of them.
+    An entry point, or a name of the form ``module:Class``, refers to a class or a tuple of classes.
 
     Raises:
-        AdapterError: there is none of that name, or it cannot be imported.
+        AdapterError: no adapter has the name, or it cannot be imported.
     """
     entry = _class_in_module(name) if is_class(name) else _installed(name)
     try:
@@ -84,10 +84,10 @@ def adapter_classes(name: str) -> dict[str, type[Adapter]]:
 
 
 def _require_complete(adapter_class: type[Adapter]) -> None:
-    """Require a class to have all that one of an adapter needs.
+    """Require a class to have every method and attribute of an adapter.
 
     Raises:
-        AdapterError: something is missing.
+        AdapterError: a method or an attribute is missing.
     """
     missing = [f"{name}()" for name in sorted(adapter_class.__abstractmethods__)]
     missing += [] if hasattr(adapter_class, "name") else ["name"]
@@ -100,21 +100,23 @@ def _require_complete(adapter_class: type[Adapter]) -> None:
 
 
 def is_class(name: str) -> bool:
-    """Whether a name is a class, as ``module:Class``, and not that of an entry point."""
+    """Whether a name has the form ``module:Class``, and does not name an entry point."""
     return ":" in name
 
 
 def short_name(name: str) -> str:
-    """The name of an adapter for files: its own if it is given as ``module:Class``.
+    """The name of an adapter for file names: the class's own name for ``module:Class``.
 
     Raises:
-        AdapterError: there is none of that name, or it cannot be imported.
+        AdapterError: no adapter has the name, or it cannot be imported.
     """
     return next(iter(adapter_classes(name).values())).name if is_class(name) else name
 
 
 def _class_in_module(name: str) -> EntryPoint:
-    """A class that no distribution declares; the current folder is searched for its module, last.
+    """An entry point for a class that no distribution declares.
+
+    The module may be in the current folder, which is searched last.
 
     Raises:
         AdapterError: the name is not of the form ``module:Class``.
@@ -152,7 +154,7 @@ def _way_out(name: str) -> str:
 
 
 def _require_our_packages() -> None:
-    """Our import names are common words, and PyPI has an `adapters` too: say so if it won."""
+    """Require that our import names, such as `adapters`, are not another distribution's modules."""
     ours = Path(__file__).resolve().parents[2]
     for package in OUR_PACKAGES:
         spec = importlib.util.find_spec(package)
@@ -167,7 +169,7 @@ def _require_our_packages() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One engine of one adapter. ``problem`` says why there is no source or no description."""
+    """One engine of one adapter; ``problem`` says why it has no source or no description."""
 
     adapter: Adapter
     is_default: bool
@@ -177,12 +179,13 @@ class Entry:
 
 
 def inventory(sources: Mapping[str, str], chosen: Sequence[str] = ()) -> Iterator[Entry]:
-    """An entry for every engine of the chosen adapters, or of all; ``sources`` are by their names.
+    """An entry for every engine of the chosen adapters, by default of all adapters.
 
-    Each framework is loaded in a process of its own, as it patches what it finds there.
+    ``sources`` has a source by adapter name. Each framework is loaded in a process of its own,
+    since frameworks patch the modules of their process.
 
     Raises:
-        InvalidSourceError: a source is for no installed adapter.
+        InvalidSourceError: a source is given for an adapter that is not installed.
         AdapterError: an adapter cannot be imported.
     """
     names = [_installed(name).name for name in chosen] or list(known())
@@ -197,7 +200,7 @@ def inventory(sources: Mapping[str, str], chosen: Sequence[str] = ()) -> Iterato
         for name in names
         for number, adapter_class in enumerate(adapter_classes(name).values())
     ]
-    # Started before there are threads, with torch, which takes most frameworks longest to import.
+    # The server starts before any thread and imports torch, the slowest import of most frameworks.
     multiprocessing.set_forkserver_preload(["conformance.ranks.worker"])
     forkserver.ensure_running()
     with ThreadPoolExecutor(os.cpu_count()) as threads:
@@ -209,7 +212,7 @@ def describe(adapter: Adapter, source: str) -> Description:
 
     Raises:
         SourceError: there is no such version.
-        AdapterError: it cannot be loaded.
+        AdapterError: the framework cannot be loaded.
     """
     multiprocessing.set_forkserver_preload(["conformance.ranks.worker"])
     description, problem = _describe(adapter, resolve(adapter, source))
@@ -243,7 +246,7 @@ def _describe(adapter: Adapter, source: Source) -> tuple[Description | None, str
 
 
 def keep_quiet() -> None:
-    """Frameworks print while they are imported."""
+    """Discard the output of this process, since frameworks print while they are imported."""
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)

@@ -1,4 +1,4 @@
-"""The task of the run of one of the two versions of a review, in a file."""
+"""The file with the task of a run: one of the two versions that a review compares."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ReviewTask:
-    """The head looks for jobs that run the changed ``lines``; the base ``follows`` its report.
+    """The task of the head's or the base's run in a review.
 
-    ``kept`` are findings of the base that need not be made again, and ``base`` the reports that
-    have all that it has made. Findings are made until ``trace_at``, if anything is worse by then.
-    Times are seconds since the epoch.
+    The head looks for jobs that run the changed ``lines``; the base ``follows`` the head's report.
+    ``kept`` are ids of the base's findings that need not be made again, and ``base`` the reports
+    with all findings of the base. From ``trace_at``, in seconds since the epoch, the head makes no
+    further findings if a finding is worse by then.
     """
 
     usual: tuple[str, ...]
@@ -34,16 +35,16 @@ class ReviewTask:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """The task in a file."""
+        """Read a task from its file."""
         return cls(**json.loads(path.read_bytes()))
 
     def write(self, path: Path) -> None:
-        """Put it into a file."""
+        """Write the task to a file."""
         path.write_text(json.dumps(asdict(self)))
 
     @property
     def layouts(self) -> Layouts:
-        """The layouts to run it on."""
+        """The layouts to run on."""
         return Layouts(
             usual=tuple(map(Layout.parse, self.usual)),
             special=tuple(map(Layout.parse, self.special)),
@@ -51,13 +52,13 @@ class ReviewTask:
 
 
 def note(path: Path, ran: Iterable[Place]) -> None:
-    """Add changed statements that a job has run to those of a task's run."""
+    """Note changed statements that a job of a task's run has executed."""
     with _of_task(path).open("a") as file:
         file.writelines(json.dumps(place) + "\n" for place in ran)
 
 
 def ran(path: Path) -> set[Place]:
-    """The changed statements that the jobs of a task's run have run."""
+    """The changed statements that the jobs of a task's run have executed."""
     try:
         lines = _of_task(path).read_text().split("\n")[:-1]
     except FileNotFoundError:
@@ -66,12 +67,12 @@ def ran(path: Path) -> set[Place]:
 
 
 def note_more(path: Path) -> None:
-    """Note that a task's run has left out jobs that tell something."""
+    """Note that a task's run has left out informative jobs."""
     path.with_suffix(".more").touch()
 
 
 def has_more(path: Path) -> bool:
-    """Whether a task's run has left out jobs."""
+    """Whether a task's run has left out informative jobs."""
     return path.with_suffix(".more").exists()
 
 

@@ -69,10 +69,10 @@ class Settings:
         baseline: Path | None = None,
         case_file: Path | None = None,
     ) -> Settings:
-        """Check what a user typed.
+        """The settings that a user's options give, after all checks.
 
         Raises:
-            ConformanceError: it names the value, the rule and the way out.
+            ConformanceError: an option is wrong; the error names value, rule and way out.
         """
         if rank_budget.ranks < 1:
             raise InvalidSettingsError(rank_budget.rule, "at least one rank is needed")
@@ -164,7 +164,7 @@ def _comparing(settings: Settings, path: Path) -> Comparing:
 
 
 def modes_of(text: str | None) -> dict[Mode, Aggregation | None]:
-    """The modes of ``--modes``, each with its divisor if one is given; without it, all of them."""
+    """The modes of ``--modes``, each with its divisor if one is given; all modes by default."""
     if text is None:
         return dict.fromkeys(Mode)
     modes: dict[Mode, Aggregation | None] = {}

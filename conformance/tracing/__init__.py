@@ -1,5 +1,6 @@
 """From a wrong number to the line that made it: the traces of all ranks, joined and read.
 
-In: the traces of a job whose one painted token has an advantage, and the weight that it had.
-Out: a chain of factors with a line for each, whose product is the weight, and lines to look at.
+The input is the traces of a job in which one token alone, the painted one, has an advantage, and
+the weight of that token. The output is a chain of factors, each with its line, whose product is the
+weight, and the lines to look at if the weight is wrong.
 """

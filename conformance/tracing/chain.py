@@ -1,4 +1,4 @@
-"""The factors between a token's loss and its weight, in the order in which they are applied."""
+"""The factors from a token's loss to its weight, in the order in which they are applied."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 SUMMING = ("aten.sum", "aten.mean", "aten.dot", "jax.reduce_sum", "jax.dot_general")
-"""The beginnings of the names of operations that add entries up."""
+"""Name prefixes of operations that sum entries."""
 
 
 class Factor(NamedTuple):
-    """An operation that changes the token's value, or multiplies it by 1."""
+    """An operation that multiplies the token's value, perhaps by 1."""
 
     node: Node
     before: float
@@ -29,18 +29,18 @@ class Factor(NamedTuple):
 
     @property
     def value(self) -> float:
-        """The factors on the token's value."""
+        """The number by which the operation multiplies the token's value."""
         return self.after / self.before
 
     @property
     def is_idle(self) -> bool:
-        """Whether it multiplies by 1."""
+        """Whether the operation multiplies by 1."""
         return abs(self.value - 1) <= NEGLIGIBLE
 
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """The way of the token's value, from its advantage to the gradient that the optimizer gets."""
+    """The nodes and factors from a token's advantage to the gradient that the optimizer gets."""
 
     graph: Graph
     way: tuple[Node, ...]
@@ -48,7 +48,7 @@ class Chain:
 
     @property
     def product(self) -> float:
-        """The weight that the factors give."""
+        """The product of the factors, which is the token's weight."""
         return math.prod(factor.value for factor in self.factors)
 
     def operation(self, factor: Factor) -> Operation:
@@ -66,8 +66,8 @@ def chain(
 ) -> Chain:
     """The chain that ends in a node which holds the token's value.
 
-    Values in a gradient are those in the loss, divided by ``gradient_unit``. The node may hold
-    others besides a ``number``.
+    Values in a gradient are divided by ``gradient_unit``, the gradient of a loss of 1. ``number``
+    is the entry of the node that the chain ends in, if the node holds several.
     """
     way, entry = [end], Entry(number or 0.0).after(graph.operation(end).contents)
     while (before := graph.before(way[-1], entry)) is not None:
@@ -78,10 +78,10 @@ def chain(
 
 
 def _factors(graph: Graph, way: Sequence[Node], gradient_unit: float) -> list[Factor]:
-    """The factors of a way, without those of a backward pass that are together 1.
+    """The factors of a way, without factors of a backward pass that cancel each other.
 
-    A backward pass splits a value and adds the parts up again, as for the maximum of two losses
-    that are equal.
+    Such factors occur where a backward pass splits a value and adds the parts up again, as for the
+    maximum of two equal losses.
     """
     values = _values(graph, way, gradient_unit)
     steps = [
@@ -103,10 +103,10 @@ def _factors(graph: Graph, way: Sequence[Node], gradient_unit: float) -> list[Fa
 
 
 def _values(graph: Graph, way: Sequence[Node], gradient_unit: float) -> list[float]:
-    """The token's value in each node.
+    """The value of one token in each node.
 
-    An advantage of a whole sample paints all of its tokens. Until a backward pass takes them apart,
-    a sum of them is that of as many tokens.
+    An advantage of a whole sample paints all of its tokens. Until a backward pass separates them, a
+    sum over the tokens is divided by their number.
     """
     values: list[float] = []
     summed, several = 1.0, 1
@@ -126,9 +126,10 @@ def _values(graph: Graph, way: Sequence[Node], gradient_unit: float) -> list[flo
 
 
 def _at_its_operation(graph: Graph, factor: Factor) -> Factor:
-    """A factor that a backward pass has beyond the forward one, where it was multiplied by.
+    """The factor, moved to the unpainted operation of the backward pass that multiplied by it.
 
-    Until a gradient meets the advantage it is that of all tokens, and is not painted.
+    A gradient is not painted before it is multiplied by the advantage: until then it is the
+    gradient of all tokens.
     """
     operation = graph.operation(factor.node)
     number = operation.backward_pass
@@ -151,6 +152,6 @@ def _at_its_operation(graph: Graph, factor: Factor) -> Factor:
 
 
 def _multiplies(graph: Graph, factor: Factor) -> bool:
-    """Whether a factor of 1 multiplies by a number or by a tensor that is all 1."""
+    """Whether a factor of 1 is a forward multiplication, by a number or a tensor of ones."""
     operation = graph.operation(factor.node)
     return operation.name.startswith(MULTIPLYING) and operation.backward_pass is None

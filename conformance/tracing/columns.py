@@ -1,6 +1,6 @@
-"""The columns that are painted: what a token adds to a loss, or to a logged number, comes from one.
+"""The columns that are painted, such as advantages: one for each loss or logged number.
 
-A token's share in a sum is proportional to, or at least made of, its own value there alone.
+A painted column has a value for a single token, so that only this token adds to the loss or number.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from conformance.plan.matrix import MatrixCell
 
 MOST_TOKENS = 4096
-"""Tokens of the largest batch that is traced: every operation on them is kept in memory."""
+"""The most tokens of a traced batch, since every operation on a batch is kept in memory."""
 
 CHECKED = frozenset(
     {
@@ -41,11 +41,11 @@ CHECKED = frozenset(
         Check.ARGUMENTS,
     }
 )
-"""Checks of sums over tokens, in gradients and in logs, also of unusual configurations."""
+"""Checks whose gradients or logged numbers are sums over tokens."""
 
 UNTRACED = frozenset({Objective.ROUTER, Objective.WITH_VALUE, *OF_TEACHER, *FROM_REWARDS})
-"""The losses of a router, no sum over tokens, that of a value head with the policy's, those by a
-teacher, and those whose advantages are traced instead."""
+"""Objectives whose weights are not traced: a router's losses, which are no sum over tokens, the
+combined loss of policy and value head, distillation, and those whose advantages are traced."""
 
 COLUMNS: dict[Metric | Objective, Column] = {
     Metric.POLICY_LOSS: Column.ADVANTAGES,
@@ -57,10 +57,10 @@ COLUMNS: dict[Metric | Objective, Column] = {
     Objective.SFT: Column.LOG_PROBS,
     Objective.VALUE: Column.RETURNS,
 }
-"""The ingredients of each term, or of a logged number."""
+"""The column that is painted to trace each term or logged number."""
 
 FOLLOWED = {Metric.KL_COEFFICIENT: Metric.KL}
-"""Logged numbers that others follow, and are traced instead."""
+"""Logged numbers that are computed from another number, which is traced in their place."""
 
 
 COEFFICIENTS = {
@@ -68,11 +68,11 @@ COEFFICIENTS = {
     Column.REFERENCE_LOG_PROBS: KL_COEFFICIENT,
     Column.OLD_LOG_PROBS: CONSTANTS.kl_penalty,
 }
-"""By what a loss multiplies the term that has a column."""
+"""The coefficient, in a loss, of the term that reads each column."""
 
 
 def is_traced(cell: MatrixCell) -> bool:
-    """Whether a painted token tells what a cell's weights, or its logged number, are made of."""
+    """Whether a painted token can show how a cell's weights or logged number are computed."""
     spec, tokens = cell.spec, sum(len(step.mask) for step in cell.case.steps)
     if tokens > MOST_TOKENS:
         return False
@@ -86,7 +86,7 @@ def is_traced(cell: MatrixCell) -> bool:
 def traced_metric(cell: MatrixCell) -> Metric | None:
     """The logged number that a cell is traced to; None if it is traced to its gradient.
 
-    Of several that may be poisoned it is the one that is made of the column.
+    For poison in logged numbers, it is the number that is computed from the poisoned column.
     """
     spec = cell.spec
     poison = spec.law.poison if spec.law else None
@@ -100,16 +100,16 @@ def columns_of(objective: Objective, metric: Metric | None) -> dict[Metric | Obj
     if metric is not None:
         return {term: COLUMNS[term] for term in coefficients(metric, objective) if term in COLUMNS}
     term = trained_term(objective)
-    if objective is Objective.KL_COV:  # what its penalty on log-ratios adds
+    if objective is Objective.KL_COV:  # its penalty reads log-ratios
         return {term: Column.OLD_LOG_PROBS}
     return {term: COLUMNS[term]}
 
 
 def contribution(batch: ProbedBatch, column: Column, derivative: float) -> float:
-    """The size of the painted token's loss, which its weight multiplies.
+    """The size of the painted token's loss, before it is multiplied by the token's weight.
 
-    ``batch`` is the painted one; ``derivative`` is that of the loss by the log-probability, which a
-    policy loss without penalties is equal to.
+    ``batch`` is the painted batch. ``derivative`` is the loss's derivative by the log-probability,
+    which equals the loss itself for a policy loss without penalties.
     """
     size = painted_value(column)
     match column:

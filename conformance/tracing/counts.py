@@ -1,7 +1,7 @@
-"""The making of a divisor: sums, products, clamps and collectives, down to given numbers.
+"""Finds out how a divisor was computed: by sums, products, clamps and collectives of given numbers.
 
-An entry of a tensor is unfolded by its operation and its value: its parts are those entries of the
-operands that give it.
+An entry of a tensor is unfolded into its parts: the entries of the operands from which the tensor's
+operation computes the entry's value.
 """
 
 from __future__ import annotations
@@ -22,30 +22,31 @@ if TYPE_CHECKING:
     from conformance.tracing.graph import Graph
 
 DEEPEST = 24
-"""The depth to which a count is unfolded."""
+"""The largest depth to which a count is unfolded."""
 
 DIVIDING = ("div", "floor_divide")
 """Operations that divide by their second operand."""
 
 ON_STORAGE = "aten.set_."
-"""Operations that give a tensor the entries of a storage, such as one sent by another process."""
+"""The operation that gives a tensor a storage, such as one sent by another process."""
 
 SHARED = 3
-"""The most of the innermost functions looking at a number that may be those that use it."""
+"""How many innermost frames of a read are compared with the frames of the number's user."""
 
 CLOSE = 8
-"""The most of a user's innermost functions that may have had a number looked at for them."""
+"""How many innermost frames of a number's user are compared with the frames of a read."""
 
 SMALL = 8
-"""Entries of the largest tensor that numbers of Python are read from, and the largest number that
-is often a size."""
+"""The size of the largest tensor that Python numbers are searched in, and the largest number that
+is often the size of something else."""
 
 COMMON = 2
-"""The largest number that is taken to be read only by the function that uses it."""
+"""The largest number for which only reads by the function that uses it are considered, as small
+numbers are common."""
 
 
 class How(StrEnum):
-    """The way in which a count was made of its parts."""
+    """The operation that made a count of its parts."""
 
     GIVEN = "given"
     SAME = "same"
@@ -58,11 +59,11 @@ class How(StrEnum):
 
 @dataclass(frozen=True)
 class Count:
-    """A number that weights depend on, with what it was made of.
+    """A number that weights depend on, with the parts that it was made of.
 
-    ``node`` is the operation that made it, None for a number that only Python knows. ``at`` is its
-    place among the entries, None if it is the sum of all. ``shares`` are the coefficients of the
-    parts of a sum, and the powers of those of a product, which may have been rounded.
+    ``node`` is the operation that made the number, None for a number that only Python knows. ``at``
+    is the number's place among the node's entries, None if it is the sum of all. ``shares`` are the
+    coefficients of a sum's parts, or the powers of the parts of a product that may be rounded.
     """
 
     value: float
@@ -73,7 +74,7 @@ class Count:
     shares: tuple[float, ...] = ()
 
     def needed(self, part: int, needed: float) -> float | None:
-        """The value that a part needed for the count to be as needed; None if that is not known."""
+        """The value of a part with which the count would be ``needed``; None if it is unknown."""
         value = self.parts[part].value
         match self.how:
             case How.SAME | How.CLAMP:
@@ -86,7 +87,7 @@ class Count:
 
     @property
     def recounted(self) -> float:
-        """The count without clamps, and without constants that are added to it."""
+        """The count as it would be without clamps and without added constants."""
         parts = [part.recounted for part in self.parts]
         shares = [*zip(self.parts, parts, self.shares, strict=False)]
         match self.how:
@@ -99,14 +100,14 @@ class Count:
         return self.value
 
     def walk(self) -> Iterator[Count]:
-        """Yield the count and everything that it was made of, from the top."""
+        """Yield the count and, recursively, all of its parts."""
         yield self
         for part in self.parts:
             yield from part.walk()
 
 
 class Entry(NamedTuple):
-    """An entry of a tensor, or the sum of all."""
+    """An entry of a tensor, or the sum of all entries."""
 
     node: Node
     at: int | None
@@ -114,7 +115,7 @@ class Entry(NamedTuple):
 
 
 class Made(NamedTuple):
-    """The making of an entry of parts, which are entries or numbers of Python."""
+    """How an entry was made, and the entries or Python numbers that are its parts."""
 
     how: How
     parts: Sequence[Entry | float]
@@ -123,7 +124,7 @@ class Made(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Unfolding:
-    """Unfolds counts of one graph."""
+    """Unfolds the counts in one graph."""
 
     graph: Graph
 
@@ -135,13 +136,13 @@ class Unfolding:
         return None
 
     def number(self, number: float, user: Node) -> Count:
-        """A number of Python, unfolded if its user looked at a tensor that has it."""
+        """A Python number, unfolded if the operation's callers read the number from a tensor."""
         made = self._read(Entry(user, None, number))
         parts = tuple(self._unfolded(one) for one in made.parts if isinstance(one, Entry))
         return Count(number, None, made.how, parts=parts, shares=tuple(made.shares))
 
     def _read(self, entry: Entry) -> Made:
-        """The making of a number of Python, or a tensor of such, of tensors that were looked at."""
+        """How a Python number, or a tensor of such numbers, was made of tensors that were read."""
         sources = [*self._sources(entry.value, entry.node)]
         if sources:
             known = (one for one in sources if self._is_known(one))
@@ -150,7 +151,7 @@ class Unfolding:
         return Made(How.SUM, summed, [1.0] * len(summed)) if summed else Made(How.GIVEN, ())
 
     def _summed(self, number: float, user: Node) -> list[Entry]:
-        """Numbers that one line read one by one and that add up to it.
+        """Entries that one line read one by one and whose sum is the number.
 
         The line is in a function of the user's stack, or in one that such a function called.
         """
@@ -166,28 +167,28 @@ class Unfolding:
         return next(sums, [])
 
     def _is_known(self, entry: Entry) -> bool:
-        """Whether it was made of counts, and not of what only happens to have the same value."""
+        """Whether it is known how an entry was made, so that its value is no coincidence."""
         made = self._made(entry)
         while made.how is How.SAME and isinstance(made.parts[0], Entry):
             made = self._made(made.parts[0])
         return made.how is not How.UNKNOWN
 
     def _sources(self, number: float, user: Node) -> Iterator[Entry]:
-        """Yield the entries that a function of the user's stack looked at, the last first."""
-        if number in (0, 1):  # too common to tell where it is from
+        """Yield the entries equal to a number that the user's callers read, the last first."""
+        if number in (0, 1):  # too common to find the source
             return
         stack, is_given = self.graph.operation(user).stack, self.graph.operation(user).is_given
         users = [_function(line) for line in (stack[:1] if number <= COMMON else stack)]
         for place in range(user.place - 1, -1, -1):
             operation = self.graph.operation(Node(user.rank, place))
             held, near = operation.contents, {_function(line) for line in operation.stack[:SHARED]}
-            # A tensor that is made of others in a list looks at these without an operation.
+            # Making a tensor of a list reads the list's tensors without an operation.
             inmost = {_function(line) for line in operation.stack[:1]}
             is_made = not operation.is_given and held.size == 1
             is_near = is_given and is_made and inmost.intersection(users)
             is_looked_at = operation.name == READ or operation.collective is not None or is_near
-            # A function that is far off has looked at much else for other functions, and a called
-            # one at small numbers for itself.
+            # A distant function on the stack has read many other numbers for other functions, and a
+            # called function reads small numbers for itself.
             is_shared = number > COMMON and near.intersection(users[:CLOSE])
             is_used = is_shared or inmost.intersection(users)
             if is_looked_at and held.size <= SMALL and number in held.values and is_used:
@@ -219,7 +220,7 @@ class Unfolding:
         return made or Made(How.UNKNOWN, [each[0] for each in operands])
 
     def _aligned(self, operand: Node, made: Entry) -> Iterator[Entry]:
-        """Yield the entries of an operand that an entry of the result may be made of."""
+        """Yield the entries of an operand from which an entry of the result may be computed."""
         held, result = self._contents(operand), self._contents(made.node)
         if made.at is not None and held.values and held.size == result.size:
             yield Entry(operand, made.at, held.values[made.at])
@@ -229,7 +230,10 @@ class Unfolding:
             yield from self._entries(operand)
 
     def _entries(self, node: Node) -> Iterator[Entry]:
-        """Yield all entries of a tensor, or the one that a large one repeats, and their sum."""
+        """Yield all known entries of a tensor and their sum.
+
+        Of a large tensor only an entry that fills the whole tensor is known.
+        """
         held = self._contents(node)
         yield from (Entry(node, at, value) for at, value in enumerate(held.values))
         if not held.values and held.size and is_close(held.total, held.size * held.largest):
@@ -245,7 +249,7 @@ Operands = list[list[Entry]]
 
 
 def _of_product(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """A product or quotient of an entry of each operand, or of one and a number.
+    """A product or quotient of one entry of each operand, or of an entry and a number.
 
     A quotient may be rounded down.
     """
@@ -267,7 +271,7 @@ def _of_product(value: float, operands: Operands, operation: Operation) -> Made 
 
 
 def _of_rounding(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """The number that was rounded, or converted to a whole one."""
+    """A rounding of the given value, or its conversion to an integer."""
     rounded = (one for one in operands[0] if value.is_integer() and abs(one.value - value) < 1)
     return next((Made(How.ROUNDED, [one], [1.0]) for one in rounded if one.value != value), None)
 
@@ -278,13 +282,13 @@ def _of_reciprocal(value: float, operands: Operands, operation: Operation) -> Ma
 
 
 def _of_clamp(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """The number that was clamped, which may have been another."""
+    """A clamp, which may have changed the value."""
     kept = [one for one in operands[0] if is_close(one.value, value)]
     return Made(How.CLAMP, (kept or operands[0])[:1])
 
 
 def _of_whole(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """The sum, or mean, of all entries of an operand."""
+    """A sum or mean of all entries of an operand."""
     whole = operands[0][-1]
     if is_close(whole.value, value):
         return Made(How.SUM, [whole], [1.0])
@@ -293,7 +297,7 @@ def _of_whole(value: float, operands: Operands, operation: Operation) -> Made | 
 
 
 def _of_sum(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """A sum or difference of an entry of each operand, or of one and a number."""
+    """A sum or difference of one entry of each operand, or of an entry and a number."""
     sign = -1.0 if _kind(operation) == "sub" else 1.0
     parts: list[Entry | float] = [one[0] for one in operands]
     parts += [one for one in operation.numbers[:1] if len(operands) == 1]
@@ -317,11 +321,11 @@ RULES = {
     **dict.fromkeys(("add_any", "concatenate"), _of_sum),
     **dict.fromkeys(("all_reduce", "reduce_scatter_base", "reduce_scatter"), _of_sum),
 }
-"""The rule by which an operation makes an entry; without one, an equal entry is taken on."""
+"""The rule by which each operation makes an entry; other operations only copy an equal entry."""
 
 
 def _kind(operation: Operation) -> str:
-    """The name of an operation without namespace, overload and marks."""
+    """The name of an operation without namespace, overload, prefix and underscores."""
     return operation.name.partition(".")[2].partition(".")[0].removeprefix("_foreach_").strip("_")
 
 

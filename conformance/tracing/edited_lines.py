@@ -1,4 +1,4 @@
-"""Shows by runs which statement of a framework's own is not the one that was meant."""
+"""Shows which of a framework's statements is wrong, by runs with edited statements."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ if TYPE_CHECKING:
     from conformance.tracing.wrong_weight import WrongWeight
 
 LIKELY = (done_otherwise, read_otherwise)
-"""Edits that are all tried: each may be what was meant."""
+"""Sorts of edits that are always tried, since each edit may be the intended statement."""
 
 
 def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> list[Suspect]:
-    """The lines whose edit makes all findings conform; one alone is proven.
+    """The lines whose edit makes all findings conform; a line is proven if it is the only one.
 
-    What is left out of a line may make good what another does wrong, so that it tells only where
-    nothing else does; unless a sign is wrong, which many lines can change. Of the function of a
-    line that is proven all statements have been tried. If time was over before, none is proven.
+    Leaving out a part of a line may compensate for a mistake in another line, so such edits are
+    tried only if no other edit helps. They are also tried if a sign is wrong, since many lines can
+    change a sign. Before a line is proven, all other statements of its function have been tried; if
+    the time did not suffice, no line is proven.
 
     Raises:
         ProofTimeOverError: no time was left to find an edit.
@@ -54,13 +55,13 @@ class _Search:
     trials: Trials
     runs: Sequence[OrdinaryRun]
     found: dict[Unit, tuple[Statement, Edited]] = field(default_factory=dict)
-    """The first such edit of each statement."""
+    """The first edit of each statement with which all findings conform."""
 
     _tried: set[Edit] = field(default_factory=set)
 
     @property
     def told(self) -> list[tuple[Statement, Edited]]:
-        """The edits without those that only pass by the variable which another one mends."""
+        """The found edits, except edits that only avoid a variable which another edit corrects."""
         return [
             (one, edited)
             for one, edited in self.found.values()
@@ -72,7 +73,7 @@ class _Search:
         ]
 
     def suspects(self, unless_proven: str) -> list[Suspect]:
-        """The lines of the edits, proven unless something is to be said."""
+        """The lines of the edits; they are proven if ``unless_proven`` is empty."""
         shown = extent(len(self.runs))
         return [
             Suspect(line, f"{edited.words}, {shown}, {unless_proven}")
@@ -83,7 +84,7 @@ class _Search:
         ]
 
     def look_everywhere(self, several: Sequence[Statement], weight: WrongWeight | None) -> None:
-        """Try edits of all sorts.
+        """Try all sorts of edits.
 
         Raises:
             ProofTimeOverError: no time is left.
@@ -98,7 +99,7 @@ class _Search:
                 self.look_at([other for other in several if other.is_beside(one)], meant)
 
     def look_at(self, several: Iterable[Statement], meant: Meant, most: int | None = None) -> None:
-        """Try edits of one sort, at most so many."""
+        """Try at most ``most`` edits of one sort."""
         pairs = ((one, edited) for one in several for edited in one.edits(meant))
         fresh = (pair for pair in pairs if pair[1].edit not in self._tried)
         for one, edited in islice(fresh, most):

@@ -1,7 +1,7 @@
-"""The statements that may have been meant where another one stands.
+"""The statements that a programmer may have meant in place of a given one.
 
-In: a line of a framework's source, and the kinds of the variables of its function. Out: edits of
-its statement, each in words.
+The input is a line of a framework's source, with the kinds of the variables of its function. The
+output is edits of the line's statement, each with a description.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONFUSED = (
     *(("nansum", "nanmean"), ("masked_sum", "masked_mean"), ("zeros_like", "ones_like")),
     *(("SUM", "MEAN", "AVG", "MAX", "MIN"),),
 )
-"""Names that are easily confused, of functions, methods and constants."""
+"""Groups of easily confused names of functions, methods and constants."""
 
 LEFT_OUT = (
     *("abs", "bitwise_not", "bfloat16", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "clone"),
@@ -39,13 +39,13 @@ LEFT_OUT = (
     *("log1p", "logical_not", "long", "masked_fill", "nan_to_num", "neg", "pow", "roll", "round"),
     *("rsqrt", "sqrt", "square", "to", "trunc", "type", "log2"),
 )
-"""Functions and methods whose first operand may be right as it is."""
+"""Functions and methods that an edit replaces by their first operand."""
 
 BOUNDING = ("clamp", "clip")
 """Functions and methods whose last two arguments are bounds."""
 
 OPTIONAL = ("group", "mask", "max", "min", "op", "reduction", "weights")
-"""Keyword arguments that a call may be right without."""
+"""Keyword arguments that an edit leaves out of a call."""
 
 COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE, ast.Gt),
@@ -57,7 +57,7 @@ COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Is: (ast.IsNot,),
     ast.IsNot: (ast.Is,),
 }
-"""Comparisons: the stricter or laxer one, the opposite, and that with its operands swapped."""
+"""For each comparison, the replacements that an edit tries: stricter or laxer, and reversed."""
 
 COMBINED: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
     ast.Add: (ast.Sub,),
@@ -67,10 +67,10 @@ COMBINED: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
     ast.BitAnd: (ast.BitOr,),
     ast.BitOr: (ast.BitAnd,),
 }
-"""Operators that are easily confused."""
+"""For each operator, the operators that it is easily confused with."""
 
 UNORDERED = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr)
-"""Operators whose operands can be swapped; each operand may be right without the other."""
+"""Commutative operators: swapping operands is no edit, and either operand may be left out."""
 
 SIGNS = {
     getattr(ast, name): sign
@@ -88,12 +88,12 @@ SIGNS = {
         *(("MatMult", "@"), ("USub", "-"), ("Invert", "~"), ("Not", "not")),
     )
 }
-"""Operators as they are written."""
+"""Operators as they are written in source code."""
 
 WORD = re.compile(r"[a-z]{3,}")
 
 ROOTS = {"self", "args", "config", "cfg"}
-"""Words of names that say nothing of a number."""
+"""Words in names of values that do not describe the value."""
 
 
 class Edited(NamedTuple):
@@ -102,14 +102,14 @@ class Edited(NamedTuple):
     edit: Edit
     words: str
     number: int
-    """The line in which the edit is."""
+    """The number of the edited line."""
 
     passed_by: str = ""
-    """The variable that is read otherwise, or not at all."""
+    """The variable that the edited statement no longer reads, or reads detached."""
 
 
 def units(function: ast.AST, number: int) -> list[Unit]:
-    """The innermost statement at a line; of a compound one the expressions of its header."""
+    """The innermost statement at a line; for a compound statement, its header's expressions."""
     around = [
         node for node in ast.walk(function) if isinstance(node, ast.stmt) and is_at(node, number)
     ]
@@ -124,9 +124,9 @@ def units(function: ast.AST, number: int) -> list[Unit]:
 
 
 def done_otherwise(file: str, unit: Unit, kinds: Mapping[str, str]) -> Iterator[Edited]:
-    """Yield edits that do something else with the same values, or take their neighbours.
+    """Yield edits with other operations on the same values, or with neighbouring numbers.
 
-    ``kinds`` are those of the values that its function can read there.
+    ``kinds`` are the kinds of the values that the statement can read.
     """
     parts = [*_parts(unit)]
     several = (*map(_operated, parts), *(_swapped(part, kinds) for part in parts))
@@ -135,7 +135,7 @@ def done_otherwise(file: str, unit: Unit, kinds: Mapping[str, str]) -> Iterator[
 
 
 def read_otherwise(file: str, unit: Unit, kinds: Mapping[str, str]) -> Iterator[Edited]:
-    """Yield edits that compute with other values, as with another variable of the same kind."""
+    """Yield edits that compute with other values, such as another variable of the same kind."""
     parts = [*_parts(unit)]
     for part in parts:
         yield from _each(file, unit, _weighted(part, kinds))
@@ -177,14 +177,14 @@ def _edited(
 
 
 def changed_by(unit: Unit) -> set[str]:
-    """The variables that a statement assigns, or changes a part of."""
+    """The variables that a statement assigns or partly changes."""
     targets = getattr(unit, "targets", [getattr(unit, "target", None)])
     parts = (one for target in targets if target is not None for one in ast.walk(target))
     return {one.id for one in parts if isinstance(one, ast.Name)}
 
 
 def _replacing(tree: Any, replaced: Sequence[tuple[ast.AST, ast.AST]]) -> Any:
-    """A copy of a tree with others in place of some of its parts."""
+    """A copy of a syntax tree in which some nodes are replaced."""
     for old, new in replaced:
         if tree is old:
             return new
@@ -197,12 +197,12 @@ def _replacing(tree: Any, replaced: Sequence[tuple[ast.AST, ast.AST]]) -> Any:
 
 
 def _copy(node: Any, **fields: Any) -> Any:
-    """A node with other fields."""
+    """A copy of a node with some fields replaced."""
     return type(node)(**{**dict(ast.iter_fields(node)), **fields})
 
 
 def _operated(node: ast.AST) -> Iterator[Other]:
-    """Yield other operations on the same operands."""
+    """Yield edits of a node to other operations on the same operands."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         for other in COMPARED.get(type(node.ops[0]), ()):
             words = f"with {SIGNS[other]} instead of {SIGNS[type(node.ops[0])]}"
@@ -231,7 +231,7 @@ def _confused(name: str) -> Iterator[str]:
 
 
 def _left_out(node: ast.AST) -> Iterator[Other]:
-    """Yield one operand alone, and calls without an argument."""
+    """Yield edits of a node to one of its operands, or to a call without one argument."""
     if isinstance(node, ast.BinOp):
         sign = SIGNS.get(type(node.op), "an operator")
         yield node, node.left, f"without {sign} {_short(node.right)}"
@@ -253,13 +253,13 @@ def _left_out(node: ast.AST) -> Iterator[Other]:
 
 
 def _is_optional(keyword: ast.keyword) -> bool:
-    """Whether a call may be right without an argument; who has named a group has chosen it."""
+    """Whether an edit may leave out an argument; a group given by a variable is deliberate."""
     is_chosen = keyword.arg == "group" and isinstance(keyword.value, ast.Name)
     return keyword.arg in OPTIONAL and not is_chosen
 
 
 def _swapped(node: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
-    """Yield calls with two arguments that have changed places."""
+    """Yield edits of a call that swap two adjacent arguments of one kind."""
     if not isinstance(node, ast.Call):
         return
     for one, other in pairwise(node.args):
@@ -278,12 +278,12 @@ def _swapped(node: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
 
 
 def _kind(node: ast.expr, kinds: Mapping[str, str]) -> str | None:
-    """The kind of a variable; None of another expression."""
+    """The kind of a variable; None for any other expression."""
     return kinds.get(ast.unparse(node))
 
 
 def _placed(node: ast.AST) -> Iterator[Other]:
-    """Yield other numbers, truths and places."""
+    """Yield edits of a node to other numbers, booleans and positions."""
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield node, ast.Constant(not node.value), f"with {not node.value}"
     elif (number := _integer(node)) is not None:
@@ -300,7 +300,7 @@ def _placed(node: ast.AST) -> Iterator[Other]:
 
 
 def _sliced(node: ast.Slice) -> Iterator[Other]:
-    """Yield slices that begin and end an entry later or earlier, or do either."""
+    """Yield slices that are shifted by one entry, or with one bound moved by one entry."""
     for by in (1, -1) if node.lower or node.upper else ():
         lower, upper = _moved(node.lower, by, at_end=False), _moved(node.upper, by, at_end=True)
         if lower is not node.lower or upper is not node.upper:
@@ -312,7 +312,7 @@ def _sliced(node: ast.Slice) -> Iterator[Other]:
 
 
 def _moved(bound: ast.expr | None, by: int, *, at_end: bool) -> ast.expr | None:
-    """A bound of a slice one entry later or earlier; one that is left out is at an end."""
+    """A slice's bound moved by one entry; an omitted bound is at the start or end."""
     number = _integer(bound) if bound is not None else 0
     if number is None:
         return _plus(bound, by)
@@ -324,7 +324,7 @@ def _moved(bound: ast.expr | None, by: int, *, at_end: bool) -> ast.expr | None:
 
 
 def _beside(part: ast.expr) -> Iterator[Other]:
-    """Yield the places after and before another."""
+    """Yield edits of a position to the next and the previous one."""
     for by, words in ((1, "one place later"), (-1, "one place earlier")):
         yield part, _plus(part, by), f"with {_short(part)} {words}"
 
@@ -334,7 +334,7 @@ def _plus(part: Any, by: int) -> ast.expr:
 
 
 def _assigned(unit: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
-    """Yield other ways to assign the same value."""
+    """Yield edits of an assignment that assign the same value differently, such as with ``+=``."""
     if isinstance(unit, ast.AugAssign):
         sign = SIGNS.get(type(unit.op), "")
         yield unit, ast.Assign([unit.target], unit.value, lineno=0), f"with = instead of {sign}="
@@ -347,7 +347,7 @@ def _assigned(unit: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
 
 
 def _nothing(unit: ast.AST) -> Iterator[Other]:
-    """Yield nothing instead of a statement that changes what is there before it."""
+    """Yield the edit that removes a statement, if the statement changes an existing value."""
     read: set[str] = set()
     if isinstance(unit, ast.Assign):
         read = {ast.unparse(one) for one in ast.walk(unit.value) if isinstance(one, ast.expr)}
@@ -359,7 +359,7 @@ def _nothing(unit: ast.AST) -> Iterator[Other]:
 def _other_variables(
     file: str, unit: Unit, parts: Sequence[ast.AST], kinds: Mapping[str, str]
 ) -> Iterator[Edited]:
-    """Yield edits that read another variable of the same kind, everywhere or at one place."""
+    """Yield edits that replace a variable by another of the same kind, everywhere or once."""
     read: dict[str, list[ast.AST]] = {}
     for part in parts:
         is_loaded = isinstance(getattr(part, "ctx", None), ast.Load)
@@ -376,14 +376,14 @@ def _other_variables(
 
 
 def _may_be_meant(one: str, text: str, kinds: Mapping[str, str]) -> bool:
-    """Whether a value can take another's place; a number of an object must have a similar name."""
+    """Whether a value can replace another; a number in an object must have a similar name."""
     is_number = kinds[text] in ("int", "float") and not one.isidentifier()
     words, others = (set(WORD.findall(each.lower())) for each in (one, text))
     return kinds[one] == kinds[text] and (not is_number or not words.isdisjoint(others - ROOTS))
 
 
 def _weighted(node: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
-    """Yield means over a mask in place of sums and of other means."""
+    """Yield edits of a sum or mean to a mean over a mask."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return
     summed = node.func.value
@@ -401,7 +401,7 @@ def _weighted(node: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
 
 
 def _counted(mask: ast.expr, like: ast.Call) -> ast.expr:
-    """The sum of a mask, at least 1."""
+    """The expression for the sum of a mask, clamped to at least 1."""
     clamp = ast.Attribute(_call(mask, "sum", like), "clamp", ast.Load())
     return ast.Call(clamp, [], [ast.keyword("min", ast.Constant(1))])
 
@@ -411,7 +411,7 @@ def _call(of: ast.expr, method: str, like: ast.Call) -> ast.expr:
 
 
 def _detached(node: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
-    """Yield operands as constants."""
+    """Yield edits that detach an operand from the gradient."""
     is_loaded = isinstance(getattr(node, "ctx", None), ast.Load)
     operands: list[ast.expr] = []
     if is_loaded and kinds.get(ast.unparse(node), "").startswith("numbers"):
@@ -426,7 +426,7 @@ def _detached(node: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
 
 
 def _integer(node: ast.AST | None) -> int | None:
-    """The whole number that an expression is."""
+    """The value of an integer literal, perhaps negative; None for any other expression."""
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     is_negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
@@ -440,18 +440,18 @@ def _constant(number: int) -> ast.expr:
 
 
 def _name(node: ast.AST) -> str:
-    """The last name of what is called or read."""
+    """The last part of a dotted name."""
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "a call")
 
 
 def _is_of_module(function: ast.expr) -> bool:
-    """Whether a function is no method of a value."""
+    """Whether a function belongs to a module, and is not a method of a value."""
     modules = ("torch", "F", "np", "numpy", "torch.nn.functional")
     return not isinstance(function, ast.Attribute) or ast.unparse(function.value) in modules
 
 
 def _short(node: ast.AST) -> str:
-    """A part of a statement by its name or number; longer ones are told by their kind alone."""
+    """A short text for an expression: its name or number, or else only its kind."""
     if isinstance(node, (ast.Name, ast.Constant)):
         return ast.unparse(node)
     if isinstance(node, ast.Call):

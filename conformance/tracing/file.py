@@ -1,7 +1,7 @@
-"""Traces as files, so that lines can be looked for where the framework does not run.
+"""Traces as files, so that suspected lines can be found on a machine without the framework.
 
-A file holds recorded operations and no suspects, which may change with the rules. Its form is
-described in ``docs/trace-a-finding.md``.
+A file holds recorded operations, but no suspected lines, as these depend on rules that may change.
+``docs/trace-a-finding.md`` describes the format.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SUFFIX = ".json.gz"
 
 
 class _Array:
-    """An array of numpy as pydantic reads and writes it: a list of numbers."""
+    """A type for pydantic: a numpy array that is read and written as a list of numbers."""
 
     def __class_getitem__(cls, kind: Any) -> Any:
         of_list = BeforeValidator(lambda held: np.array(held, kind))
@@ -47,17 +47,17 @@ class _Array:
 
 
 class TraceFile(FrozenModel):
-    """A finding with the job that was traced for it."""
+    """A finding with its traced job."""
 
     model_config = ConfigDict(ser_json_inf_nan="constants")
 
     schema_: Literal["rl-loss-conformance/trace/3"] = Field(default=SCHEMA, alias="schema")
     finding: str
     package: str | None
-    """The framework's, whose lines are suspected before those of its engine."""
+    """The framework's package, whose lines are suspected before those of its engine."""
 
     sources: dict[str, str]
-    """A checksum of each file that has a line in it."""
+    """A checksum of each source file that the trace has a line of."""
 
     job: TracedAdvantage | TracedJob = Field(union_mode="left_to_right")
 
@@ -73,9 +73,9 @@ TraceFile.model_rebuild(
 
 
 def write(trace: Trace, folder: Path) -> Path:
-    """Write a trace to a folder, and return its file.
+    """Write a trace to a folder, and return the path of its file.
 
-    The files that lines are in are named as seen from where they are imported.
+    Source files are named relative to the folder that they are imported from.
     """
     named = {file: sanitize(file, trace.source) for file in _files(trace.job)}
     held = TraceFile(
@@ -91,12 +91,12 @@ def write(trace: Trace, folder: Path) -> Path:
 
 
 def read(path: Path, source: Path | None) -> Trace:
-    """The trace of a file, with the lines that are suspected now.
+    """The trace in a file, with the lines that the current rules suspect.
 
     ``source`` is the folder that the framework is imported from, if it is not installed.
 
     Raises:
-        NotTracedError: it is no such file, or its lines cannot be read.
+        NotTracedError: the file is not a trace, or its source lines cannot be read.
     """
     try:
         text = gzip.decompress(path.read_bytes())
@@ -112,7 +112,7 @@ def read(path: Path, source: Path | None) -> Trace:
 
 
 class _Sources(FrozenModel):
-    """The contents of a file before its lines have a place."""
+    """The part of a trace file that is read first, to find the paths of source files."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -120,7 +120,7 @@ class _Sources(FrozenModel):
 
 
 def _require_same(path: Path, sources: Mapping[str, str], places: Mapping[str, str]) -> None:
-    """Refuse a trace whose lines are not those of files that are here."""
+    """Raise an error if a trace's source files differ from the files on this machine."""
     others = [name for name, one in sources.items() if _checksum(Path(places[name])) != one]
     if others:
         more = f" and {len(others) - 1} other files" if len(others) > 1 else ""
@@ -132,24 +132,24 @@ def _require_same(path: Path, sources: Mapping[str, str], places: Mapping[str, s
 
 
 def _found(name: str, source: Path | None) -> str:
-    """The place that a file is imported from; its name if there is none."""
+    """The path of a source file in the import folders; its name if it is not found."""
     folders = [*([] if source is None else [source]), *map(Path, filter(None, sys.path))]
     places = (folder / name for folder in folders)
     return str(next((place for place in places if place.is_file()), name))
 
 
 def _checksum(file: Path) -> str:
-    """The checksum of a file; empty for code that was made at run time, which has no file."""
+    """The checksum of a file; empty if the code was generated at run time and has no file."""
     return hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.is_file() else ""
 
 
 def _files(job: TracedJob) -> frozenset[str]:
-    """The files that have a line in a trace."""
+    """The source files of all lines in a job's traces."""
     return frozenset(line for trace in job.traces for line in _of_rank(trace))
 
 
 def _of_rank(trace: RankTrace) -> Iterator[str]:
-    """Yield the files of one rank's trace."""
+    """Yield the source files of all lines in one rank's trace."""
     groups = [one.collective.made_by for one in trace.operations if one.collective is not None]
     asked = [one.stack for one in trace.operations]
     for lines in (*asked, *groups, *trace.cuts.values()):

@@ -1,4 +1,4 @@
-"""Traces a finding that is named by its id, and the causes of a run."""
+"""Traces a finding, given its id, and the causes that a run has found."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ TRACED = (Severity.GRADIENT, Severity.LOGGED)
 """The severities of causes that are traced at the end of a run."""
 
 MOST_OF_A_CAUSE = 6
-"""Findings of a cause that are traced at most."""
+"""The most findings of a cause that are traced."""
 
 
 MOST_OF_ADVANTAGES = 2
-"""Findings of wrong advantages that are traced at most; each trace runs the job several times."""
+"""The most findings of wrong advantages that are traced; each trace runs the job several times."""
 
 
 def trace_finding(
@@ -81,17 +81,18 @@ def trace_finding(
 def traces_of_causes(
     causes: Iterable[Cause], settings: Settings, prover: Prover, folder: Path | None = None
 ) -> Iterator[tuple[str, CauseTrace]]:
-    """Yield the traces of wrong gradients and logs with the ids of findings, as they are made.
+    """Yield a finding's id and trace for causes of wrong gradients or logs, as they are made.
 
     If a folder is given, the recorded operations are written to it.
 
-    Of a cause it is the smallest finding with a suspect in the framework, of gradients before logs;
-    of one that no known mistake explains several, which may have causes of their own.
+    For each cause, the smallest finding with a suspected line in the framework is traced, gradients
+    before logs. For a cause that no known mistake explains, several findings are traced, since each
+    may have a cause of its own.
     """
     plan = settings.plan
     cells = {
         cell.id: cell
-        for cell in (*plan.cells(), *plan.chosen_of_cases)  # some are beyond a quick plan
+        for cell in (*plan.cells(), *plan.chosen_of_cases)  # a quick plan lacks some of the latter
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
     jobs, several = prover.trials.jobs, [*causes]
@@ -109,7 +110,7 @@ def traces_of_causes(
             (cells[name] for name in cause.findings if name in cells),
             key=lambda cell: (
                 cell.spec.metric is not None,
-                cell.spec.objective in COMPARING_ADVANTAGES,  # where a choice may be wrong as well
+                cell.spec.objective in COMPARING_ADVANTAGES,  # token selection may be wrong as well
             ),
         )
         are_computed = any(cell.spec.check is Check.ADVANTAGES for cell in of_cause[:1])
@@ -133,7 +134,7 @@ def traces_of_causes(
 def _of_law(
     cell: MatrixCell, settings: Settings, jobs: SharedJobs
 ) -> Iterator[tuple[str, CauseTrace]]:
-    """Yield the lines that first have the number which a law's change changed."""
+    """Yield the lines that first compute a number which a law's change has changed."""
     after = [value for _, value in changed_by_law(cell, jobs).values()]
     ran = jobs.run(replace(cell.job, is_recorded=True)) if after else None
     if not isinstance(ran, Ran):
@@ -148,7 +149,7 @@ def _of_law(
 def _traces(
     cells: Sequence[MatrixCell], settings: Settings, pool: RankPool
 ) -> Iterator[tuple[MatrixCell, Trace]]:
-    """Yield the traces of findings, without those that cannot be traced.
+    """Yield the traces of findings; findings that cannot be traced are left out.
 
     Raises:
         StartError: the framework could not be loaded again.
@@ -161,9 +162,9 @@ def _traces(
 def _most_telling(
     traces: Iterable[tuple[MatrixCell, Trace]], settings: Settings, are_computed: bool
 ) -> list[tuple[MatrixCell, Trace]]:
-    """The first trace whose suspect is a line of the framework, else the best; empty if none.
+    """The first trace whose first suspect is a line of the framework, or else the best trace.
 
-    ``are_computed`` says that the framework computes the advantages.
+    Empty if there is no trace. ``are_computed`` says that the framework computes the advantages.
     """
     package = settings.adapter.package
     tried: list[tuple[MatrixCell, Trace]] = []
@@ -179,7 +180,7 @@ def _most_telling(
 
 
 def _tells(trace: CauseTrace, package: str | None) -> bool:
-    """Whether the first suspect is a line of the framework, and not of its engine."""
+    """Whether a trace's first suspect is a line of the framework, and not of its engine."""
     return bool(trace.suspects) and f"{package or ''}/" in trace.suspects[0].file
 
 
@@ -189,7 +190,7 @@ def _of_cell(
     """The trace of a cell's job.
 
     Raises:
-        NotTracedError: the step did not run, or does not have the token.
+        NotTracedError: the step did not run, or the batch lacks the token.
     """
     job = traced_job(cell.job, pool, token, traced_metric(cell))
     if not isinstance(job, TracedJob):
@@ -200,13 +201,13 @@ def _of_cell(
 def traced_job(
     job: Job, pool: RankPool, token: Token | None = None, metric: Metric | None = None
 ) -> TracedJob | Crashed | Declined:
-    """A job with what is traced in it: a token's weight, its share in a log, or its advantage.
+    """A traced job, for a token's weight, its share in a logged number, or its advantage.
 
-    Of a poisoned job it is a masked token without poison: a mask must leave it out where it becomes
-    0.
+    For a poisoned job, a masked token is traced without poison: the line where its value becomes 0
+    is the line that should have removed the poison.
 
     Raises:
-        NotTracedError: the job has no such token, or nothing to trace.
+        NotTracedError: the job lacks the token, or has nothing to trace.
     """
     if job.poison is not None:
         token = first_masked(job) if token is None else token
@@ -256,10 +257,10 @@ def _settings(
 
 
 def _traceable(cell: AnyMatrixCell) -> MatrixCell:
-    """The cell if one token's value shows what its weight is made of.
+    """The cell, if it can be traced.
 
     Raises:
-        NotTracedError: it does not.
+        NotTracedError: the cell is no sum over tokens that a painted token could show.
     """
     if not isinstance(cell, MatrixCell) or not is_traced(cell):
         raise NotTracedError(

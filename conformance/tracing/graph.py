@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from conformance.findings.trace import Contents, Line, Operation, RankTrace
 
 ALLOCATIONS = ("aten.new_empty", "aten.empty", "aten.ones_like", "aten.zeros_like", "aten.new_")
-"""Operations whose results hold old bytes, or nothing of what they are given."""
+"""Name prefixes of operations whose results hold old bytes, or nothing of their operands."""
 
 MOVING = tuple(
     f"aten.{name}"
     for name in ("slice", "select", "narrow", "index", "roll", "constant_pad", "flip")
 )
-"""The beginnings of the names of operations that give entries other places, or take them back."""
+"""Name prefixes of operations that move entries, and of their derivatives."""
 
 EXTREMES = ("aten.max.", "aten.min.", "aten.amax.", "aten.amin.", "aten.median.")
-"""The beginnings of the names of operations that choose one of many entries."""
+"""Name prefixes of operations that choose one of many entries."""
 
 NEGLIGIBLE = 1e-6
-"""The distance from 1 of a product that changes nothing: some roundings in float32."""
+"""The largest distance from 1 of a factor that counts as 1: a few roundings in float32."""
 
 
 def is_close(one: float, other: float) -> bool:
@@ -39,12 +39,12 @@ def is_close(one: float, other: float) -> bool:
 
 
 def is_of_count(factor: float) -> bool:
-    """Whether a factor multiplies or divides by a whole number; one that is not finite does not."""
+    """Whether a factor or its reciprocal is an integer; a factor that is not finite is not."""
     return math.isfinite(factor) and any(is_close(one, round(one)) for one in (factor, 1 / factor))
 
 
 class Node(NamedTuple):
-    """An operation, by its rank and its place there."""
+    """An operation, given by its rank and its place among the rank's operations."""
 
     rank: int
     place: int
@@ -58,7 +58,7 @@ class Entry(NamedTuple):
     entries: int = 0
 
     def after(self, held: Contents) -> Entry:
-        """The entry of the next tensor: at the same place, or of equal size, or the largest."""
+        """The token's entry in the next tensor: at the same place, of equal size or the largest."""
         sizes = [abs(one) for one in held.values]
         if self.place is not None and len(sizes) == self.entries and sizes[self.place]:
             return Entry(sizes[self.place], self.place, self.entries)
@@ -69,25 +69,25 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """The inputs of each operation of each rank."""
+    """The operations of all ranks, with the inputs of each."""
 
     traces: Sequence[RankTrace]
 
     paint: float = PAINT
-    """The size of the token's value in the column that is painted."""
+    """The size of the painted token's value in its column."""
 
     reading: tuple[str, ...] = (READ,)
-    """The operations by which Python reads numbers that it makes tensors of again."""
+    """The operations by which Python reads numbers from which it may make tensors again."""
 
     _carried: dict[Node, Node] = field(default_factory=dict)
-    """The reads by Python of painted tensors that were made of numbers."""
+    """For each painted tensor that Python made of numbers, the operation that read the numbers."""
 
     def operation(self, node: Node) -> Operation:
-        """The operation itself."""
+        """The operation of a node."""
         return self.traces[node.rank].operations[node.place]
 
     def inputs(self, node: Node) -> list[Node]:
-        """The inputs of an operation; of a collective, on all ranks of its group."""
+        """The inputs of an operation; for a collective, those of all ranks of its group."""
         operation = self.operation(node)
         if operation.collective is None:
             return [Node(node.rank, place) for place in operation.inputs]
@@ -100,13 +100,13 @@ class Graph:
         return list(dict.fromkeys(parts))
 
     def readers(self, node: Node) -> list[Node]:
-        """The operations of its rank that read what an operation made."""
+        """The operations, on the same rank, that read the result of an operation."""
         operations = enumerate(self.traces[node.rank].operations)
         return [Node(node.rank, place) for place, one in operations if node.place in one.inputs]
 
     @cached_property
     def callers_of(self) -> dict[Line, set[Line]]:
-        """The lines that called the function of each line which asked for an operation."""
+        """For each line that called an operation, the lines that called its function."""
         found: dict[Line, set[Line]] = defaultdict(set)
         for trace in self.traces:
             for operation in trace.operations:
@@ -118,7 +118,7 @@ class Graph:
     def painted(self) -> dict[Node, bool]:
         """The nodes that hold the token's value, each with whether it is in a gradient.
 
-        Ranks are gone through in turn until a collective stops them whose other parts come first.
+        All nodes are visited repeatedly until none is added, as collectives join later ranks.
         """
         found: dict[Node, bool] = {}
         before = -1
@@ -131,7 +131,7 @@ class Graph:
 
     @property
     def has_paint(self) -> bool:
-        """Whether a tensor has the token's value alone."""
+        """Whether a tensor holds the token's original value and nothing else."""
         return any(self._is_leaf(node, self.paint) for node in self.painted)
 
     def nodes(self) -> Iterator[Node]:
@@ -145,7 +145,7 @@ class Graph:
             return
         painted = [found[one] for one in self.inputs(node) if one in found]
         if operation.collective is not None:
-            # Its result may have been looked at before it came.
+            # The result may have been recorded before it arrived.
             found.update([(node, any(painted))] if painted else [])
         elif held.nonzero and painted:
             found[node] = any(painted) or operation.backward_pass is not None
@@ -156,7 +156,7 @@ class Graph:
             self._carried[node] = read
 
     def _read_before(self, node: Node, found: Mapping[Node, bool]) -> Node | None:
-        """The last read by Python of a number that a tensor was made of."""
+        """The last operation by which Python read a number that a tensor was made of."""
         numbers = [abs(one) for one in self.operation(node).contents.values if one not in (0, 1)]
         for place in range(node.place - 1, -1, -1) if numbers else ():
             read = Node(node.rank, place)
@@ -167,19 +167,20 @@ class Graph:
         return None
 
     def _is_leaf(self, node: Node, value: float) -> bool:
-        """Whether a tensor has a value at some entries and 0 elsewhere."""
+        """Whether each entry of a tensor is either a given value or 0."""
         held = self.operation(node).contents
         return held.largest == value and abs(held.total) == value * held.nonzero
 
     def selects(self, node: Node) -> bool:
-        """Whether it is what leaves the painted token's gradient alone."""
+        """Whether a tensor is the mask that selects the painted token's gradient."""
         return self._is_leaf(node, SELECTED)
 
     def before(self, node: Node, entry: Entry) -> Node | None:
-        """The node that a painted one has an entry from; None if it is the first.
+        """The node from which a painted node has an entry; None if the node is the first.
 
-        The first of a backward pass has it from the root of that, and not from the advantage. A
-        value that is as large as what selects a gradient is one if it was made of others.
+        The first node of a backward pass has its entry from the root of the pass, not from the
+        advantage. A tensor that looks like the mask which selects a gradient is a predecessor only
+        if it was computed from painted nodes.
         """
         painted = [one for one in self.inputs(node) if one in self.painted]
         if not painted:
@@ -198,10 +199,11 @@ class Graph:
         return Node(node.rank, root)
 
     def logged(self, number: float, rank: int) -> Iterator[Node]:
-        """Yield where a number that a rank logs is read, or has been made, there or elsewhere.
+        """Yield the nodes that may be a number that a rank logs, the likeliest first.
 
-        Other numbers that are read come last, the latest first, and those that are read with
-        others after them. A loss that is differentiated is not logged itself, but may be read.
+        Nodes that hold the number come first: nodes that Python reads, then others except those of
+        the differentiated loss. Last come all nodes that Python reads. Reads on the rank that logs
+        precede reads elsewhere, and reads of a single number precede those of several.
         """
         ends = [node for node, in_gradient in self.painted.items() if not in_gradient]
         ends = sorted(ends, key=lambda node: (node.rank == rank, node.place), reverse=True)
@@ -226,31 +228,31 @@ class Graph:
         return not self.roots.isdisjoint(self.inputs(node))
 
     def _reads_one(self, node: Node) -> bool:
-        """Whether one number is read, and not several or one that was chosen among several."""
+        """Whether a node reads a single number that was not chosen among several."""
         names = [self.operation(one).name for one in self.inputs(node)]
         is_chosen = any(name.startswith(EXTREMES) for name in names)
         return self.operation(node).contents.size == 1 and not is_chosen
 
     @cached_property
     def roots(self) -> frozenset[Node]:
-        """The nodes that backward passes begin with."""
+        """The roots of all backward passes."""
         traces = enumerate(self.traces)
         return frozenset(Node(rank, root) for rank, one in traces for root in one.roots.values())
 
     @cached_property
     def trained(self) -> frozenset[Node]:
-        """The painted nodes that backward passes begin with, and what these were made of."""
+        """The painted roots of backward passes, and all painted nodes that they depend on."""
         return self.behind(self.roots, self.painted)
 
     @cached_property
     def before_roots(self) -> frozenset[Node]:
-        """The tensors that backward passes begin with, and everything that they were made of."""
+        """The roots of backward passes, and all nodes that they depend on."""
         return self.behind(self.roots, frozenset(self.nodes()))
 
     def behind(
         self, nodes: Iterable[Node], among: Container[Node] | None = None
     ) -> frozenset[Node]:
-        """The given nodes and what they were made of, through nodes in ``among`` only."""
+        """The given nodes and all nodes that they depend on, through nodes in ``among`` only."""
         found: set[Node] = set()
         waiting = [*nodes]
         while waiting:
@@ -262,7 +264,7 @@ class Graph:
 
     @property
     def ends(self) -> Iterator[Node]:
-        """Yield where the adapters read a gradient that holds the token's value."""
+        """Yield, for each rank, the node of the read gradient that holds the token's value."""
         for rank, trace in enumerate(self.traces):
             for place in trace.gradients:
                 if self.painted.get(Node(rank, place)):

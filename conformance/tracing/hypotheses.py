@@ -1,6 +1,6 @@
-"""Values that a line may have had to compute with for a weight to be right.
+"""Hypotheses that a line computed with a wrong value, and that another makes the weight right.
 
-In: the trace of a wrong weight. Out: where a run can put another value in place of the line's own.
+The input is the trace of a wrong weight; the output is the values that a run can replace.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
     from conformance.tracing.wrong_weight import WrongWeight
 
 UNSEEN = (GIVEN, OUTSIDE, BUILT, LISTED)
-"""Nodes that are no operations of torch, so that no run can change what they make."""
+"""Nodes that are no operations of torch, so that no run can change their results."""
 
 GATHERING = ("c10d.allgather", "c10d.broadcast")
-"""Operations by which wrappers of models compare these over ranks, at the line that wraps one."""
+"""Operations by which model wrappers compare models over ranks, at the line that wraps a model."""
 
 COPYING = ("aten.empty", *GATHERING)
-"""Operations that make no value."""
+"""Name prefixes of operations that compute no value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """At a line, a value had to be another."""
+    """The hypothesis that a value at a line had to be another."""
 
     line: Line
     replacement: Replacement
@@ -54,22 +54,22 @@ class Hypothesis:
 
     had: float = 0.0
     needed: float | None = None
-    """The value in the trace, and the needed one; None if others are added to it."""
+    """The right value of ``had``, the value in the trace; None if other values are added to it."""
 
     depth: int = 0
     """The distance of the value from the token's loss: parts of a divisor are further away."""
 
     factor: Node | None = None
-    """The operation that multiplies the token's value by it, or divides."""
+    """The operation that multiplies or divides the token's value by the replaced value."""
 
     is_handed: bool = False
-    """Whether the line reads a number of plain Python by a name, and another line may be wrong."""
+    """Whether the line only reads a Python number by a name, so that another line may be wrong."""
 
     reason: str = ""
     """The reason, in words, to blame the line rather than the one whose value is replaced."""
 
     def is_made_of(self, other: Hypothesis, graph: Graph) -> bool:
-        """Whether its value was made of that of another, also by plain Python, or at its line."""
+        """Whether this value depends on another's, perhaps through Python, or is of its line."""
         if self.line == other.line:
             return True
         if self.factor is not None and self.factor == other.factor:
@@ -77,7 +77,7 @@ class Hypothesis:
         return other.node in graph.behind([self.node])
 
     def is_of_all(self, other: Hypothesis) -> bool:
-        """Whether it is about what a line has for all callers, and another for one of them."""
+        """Whether this hypothesis is about a line for all callers, and the other for one caller."""
         caller = other.replacement.caller
         return caller is not None and replace(self.replacement, caller=caller) == other.replacement
 
@@ -85,9 +85,9 @@ class Hypothesis:
 def hypotheses(trace: Trace) -> list[Hypothesis]:
     """Hypotheses on the counts that lines had to compute with, best first.
 
-    A factor that is left out may be anywhere, so that lines which are suspected come first, then
-    the framework's own, and then those that are farthest from the loss. Where a token is lost or
-    must be masked no count is wrong.
+    A missing factor may belong to any line, so suspected lines come first, then the framework's own
+    lines, then the lines farthest from the loss. There are none if the token is lost or must be
+    masked, since no count is wrong then.
     """
     weight = trace.weight
     if weight is None or not (trace.job.expected and trace.job.observed):
@@ -130,7 +130,7 @@ def _at(
     operand: Operand = Operand.RESULT,
     position: int = 0,
 ) -> Hypothesis:
-    """The hypothesis on an operation at its innermost line."""
+    """The hypothesis on an operation, at the innermost line that called it."""
     line = operation.stack[0]
     replacement = Replacement(
         file=line.file,
@@ -144,16 +144,16 @@ def _at(
 
 
 def _can_be_replaced(operation: Operation) -> bool:
-    """Whether a line has asked for an operation of torch that makes a value."""
+    """Whether an operation is one of torch that computes a value and was called by a line."""
     is_made = operation.name not in UNSEEN and not operation.name.startswith(COPYING)
     return operation.line is not None and is_made
 
 
 def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
-    """Yield hypotheses, if a line has asked for the operation.
+    """Yield hypotheses on the line that called an operation, if any.
 
-    They are about the line that calls its function if others do so too, and about the line itself.
-    A line that makes a wrong count of right ones is wrong whoever calls it.
+    If the line's function has several callers, there is also a hypothesis on the line that called
+    the function. A line that makes a wrong count of right ones is wrong for all callers.
     """
     operation = weight.operation(one.node)
     if not _can_be_replaced(operation):
@@ -175,9 +175,10 @@ def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
 
 
 def _is_handed(weight: WrongWeight, one: Needed) -> bool:
-    """Whether a line only reads a number that plain Python made elsewhere.
+    """Whether a line only reads a number that Python computed elsewhere.
 
-    It has it in a variable, makes a tensor of what it looks up, or calls a function for it.
+    The number is in a variable, or the line makes a tensor of a number that it looks up or gets
+    from a function.
     """
     operation = weight.operation(one.node)
     is_lifted = operation.name == LIFTED
@@ -192,7 +193,7 @@ def _is_handed(weight: WrongWeight, one: Needed) -> bool:
 
 
 def _is_looked_up(given: ast.expr) -> bool:
-    """Whether an expression looks a number up, or calls a function of the framework for it."""
+    """Whether an expression looks up a number, or calls a function of the framework."""
     functions = [one.func for one in ast.walk(given) if isinstance(one, ast.Call)]
     called = [
         one
@@ -204,7 +205,7 @@ def _is_looked_up(given: ast.expr) -> bool:
 
 
 def _read(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
-    """Yield where Python last read the number that it hands an operation, if it did."""
+    """Yield the hypothesis on the last read of a number that Python then passes to an operation."""
     graph, before = weight.chain.graph, range(one.node.place - 1, -1, -1)
     operations = ((place, graph.operation(Node(one.node.rank, place))) for place in before)
     reads = (
@@ -219,7 +220,7 @@ def _read(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
 
 
 def _called(one: Hypothesis, operation: Operation, graph: Graph) -> Hypothesis:
-    """A hypothesis on the line that called the function, if others do so too."""
+    """The hypothesis, moved to the line that called the function if several lines call it."""
     line, *callers = operation.stack
     if len(graph.callers_of[line]) < 2:
         return one
@@ -228,7 +229,7 @@ def _called(one: Hypothesis, operation: Operation, graph: Graph) -> Hypothesis:
 
 
 def _replaced(weight: WrongWeight, one: Needed) -> Node:
-    """The operand or result whose value had to be another."""
+    """The node of the operand or result whose value had to be another."""
     is_operand = one.operand is Operand.TENSOR
     return weight.chain.graph.inputs(one.node)[one.position] if is_operand else one.node
 

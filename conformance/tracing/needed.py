@@ -1,7 +1,7 @@
-"""The counts that a weight is made of, and their values with which it would be right.
+"""The counts that a weight is made of, each with the value that would make the weight right.
 
-A weight is a product of factors. Each of them is a count, or is made of counts, and had to be
-another one if it alone is wrong.
+A weight is a product of factors, and each factor is a count or is made of counts. The needed value
+of a count assumes that all other counts are right.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 
 class Needed(NamedTuple):
-    """A count that an operation makes, or computes with, and what it had to be.
+    """A count that an operation makes or uses, with its needed value.
 
-    ``needed`` is None of what was added up with others. ``depth`` is how far it is from the token's
-    loss: what a divisor was made of is further away. ``factor`` is the operation that multiplies or
-    divides the token's value by it.
+    ``needed`` is None for a count that was added to other counts. ``depth`` is the distance from
+    the token's loss: the parts of a divisor are farther away than the divisor. ``factor`` is the
+    operation that multiplies or divides the token's value by the count.
     """
 
     made: Count
@@ -40,20 +40,20 @@ class Needed(NamedTuple):
 
     @property
     def is_changed(self) -> bool:
-        """Whether a wrong value is made of parts whose own count is right."""
+        """Whether the count is wrong, although its parts add up to the needed value."""
         made = self.made
         is_right = self.needed is None or is_close(made.recounted, self.needed)
         return bool(made.parts) and is_right and not is_close(made.recounted, made.value)
 
     @property
     def node(self) -> Node:
-        """The operation that makes it, or else computes with it."""
+        """The operation that makes the count, or else the operation that uses it."""
         is_made = self.operand is Operand.RESULT and self.made.node is not None
         return self.made.node if is_made and self.made.node is not None else self.user
 
 
 def all_needed(weight: WrongWeight) -> Iterator[Needed]:
-    """Yield what each factor computed with, and what that was made of."""
+    """Yield the count in each factor, followed by the counts that it was made of."""
     for depth, factor in enumerate(reversed(weight.factors)):
         if weight.operation(factor.node).name.startswith(MULTIPLYING):
             for one in _of_factor(weight, factor):
@@ -79,10 +79,10 @@ def _of_factor(weight: WrongWeight, factor: Factor) -> Iterator[Needed]:
 
 
 def made_of(count: Count, needed: float | None, user: Node, depth: int) -> Iterator[Needed]:
-    """Yield a count and what it was made of, each with what it had to be.
+    """Yield a count and all counts that it was made of, each with its needed value.
 
-    What several tensors that were added up had to be is not known of each, and a number that is
-    added, such as against a division by 0, is no count.
+    The needed values of tensors that were added up are unknown. A number that is added, such as an
+    epsilon against division by 0, is no count.
     """
     yield Needed(count, needed, user, depth)
     are_added = count.how is How.SUM and sum(one.node is not None for one in count.parts) > 1

@@ -1,4 +1,7 @@
-"""The entries of a tensor that tokens' weights depend on, which a run with marks shows."""
+"""Finds the entries of a tensor that each token's weight depends on, by a run with marked entries.
+
+A mark is a factor that differs for each entry and shows up in the weights that depend on it.
+"""
 
 from __future__ import annotations
 
@@ -24,11 +27,11 @@ if TYPE_CHECKING:
     from conformance.tracing.right_values import Entries
 
 CLOSE = 1e-4
-"""The largest relative difference of two counts that are one, after all roundings of a step."""
+"""The largest relative difference between equal counts, after all roundings of a step."""
 
 
 class EntryPlace(NamedTuple):
-    """An entry that is replaced."""
+    """The place of a replaced entry: its rank, the call on that rank, and its index."""
 
     rank: int
     times: int
@@ -37,9 +40,9 @@ class EntryPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class OrdinaryRun:
-    """An ordinary run of a finding's job, with the weights of the tokens of all of its steps.
+    """An unchanged run of a finding's job, with the weights of the tokens of all of its steps.
 
-    Those that are observed are of (ranks, tokens).
+    ``observed`` are the observed weights: [ranks, tokens].
     """
 
     cell: MatrixCell
@@ -53,7 +56,7 @@ class OrdinaryRun:
         return np.concatenate([context.expected for context in self.contexts])
 
     def counts(self, token: int) -> Named:
-        """The right ingredients of a token's weight."""
+        """The reference's counts for a token's weight, by name."""
         ends = accumulate((len(one.expected) for one in self.contexts), initial=0)
         for context, (start, end) in zip(self.contexts, pairwise(ends), strict=True):
             if start <= token < end:
@@ -64,14 +67,17 @@ class OrdinaryRun:
 def counts_placed(
     run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]
 ) -> dict[str, Entries]:
-    """The counts of the tokens whose weights change with the mark of each entry."""
+    """By name, the values that the entries need, given the weights that each entry's mark changes.
+
+    Empty if a wrong weight depends on no entry.
+    """
     needed: dict[EntryPlace, Named] = {}
     for rank, token in np.argwhere(run.observed * run.expected):
         observed, right = float(run.observed[rank, token]), float(run.expected[token])
         place, multiplies = _marked(float(marked[rank, token]) / observed, held)
         if place is None:
             if not is_close(observed, right):
-                return {}  # it is wrong, and this is not what makes it so
+                return {}  # this weight is wrong and does not depend on the entries
             continue
         before = held[place.rank][place.times][place.entry] or 1.0
         value = before * (right / observed if multiplies else observed / right)
@@ -96,7 +102,7 @@ def moves(run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]) -> bool:
 
 
 def _marked(ratio: float, held: Entries) -> tuple[EntryPlace | None, bool]:
-    """The entry whose mark a weight is multiplied by, or else divided by, if it is one."""
+    """The entry whose mark changed a weight by a ratio, if any, and whether the mark multiplies."""
     multiplies = abs(ratio) > 1
     mark = abs(ratio) if multiplies or not ratio else 1 / abs(ratio)
     rank, index = divmod(round(mark), MARKS) if np.isfinite(mark) else (0, 0)
@@ -124,5 +130,5 @@ def _replaced(held: Entries, needed: Mapping[EntryPlace, float]) -> Entries:
 
 
 def is_close(one: float, other: float) -> bool:
-    """Whether two counts are one, after all roundings of a step."""
+    """Whether two counts are equal up to the roundings of a step."""
     return math.isclose(one, other, rel_tol=CLOSE)

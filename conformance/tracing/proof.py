@@ -1,4 +1,7 @@
-"""Shows by runs which line made a cause: with the values that it had to have, findings conform."""
+"""Proves which line is a cause, by runs in which the line computes with the needed values.
+
+A line is proven if all findings of its cause conform in these runs, and no other line achieves it.
+"""
 
 from __future__ import annotations
 
@@ -45,24 +48,24 @@ if TYPE_CHECKING:
     """A hypothesis that holds, with the name of the value that was needed."""
 
 MOST_TRIED = 12
-"""Hypotheses of a cause that are tried, on lines and on values of rewards."""
+"""The most hypotheses that are tried for a cause."""
 
 SHARE_OF_A_CAUSE = 1 / 3
-"""The part of the time left that the proof of a cause may take."""
+"""The share of the remaining time that the proof of one cause may take."""
 
 MOST_EDITED = 100
-"""Edits of each sort that are tried where no value proves a line."""
+"""The most edits of each sort that are tried if no value proves a line."""
 
 MOST_SHOWN = 4
-"""Further findings of a cause that a line must make right."""
+"""The most further findings of a cause that must conform to prove a line."""
 
 UNUSED = "which this line makes and nothing uses"
 
 
 class Prover:
-    """Tries hypotheses about the lines of causes on their findings, for some ``seconds`` in all.
+    """Tries hypotheses about the lines of causes on their findings, for ``seconds`` in total.
 
-    Each cause may take a part of what is left, so that one alone does not take all of it.
+    Each cause may take a share of the remaining time, so that no cause uses up all of it.
     """
 
     def __init__(
@@ -74,13 +77,14 @@ class Prover:
         """The number of traces for whose lines no time was left."""
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
-        """The lines of a trace, the one first with which the findings conform.
+        """The suspected lines of a trace, the line first with which the findings conform.
 
-        The first of ``cells`` is the traced one. Of what a value was made of the innermost is
-        proven. What other values can do elsewhere, independently of it, proves none of them: a
-        weight that is off by a number of ranks or micro-batches can be made good at any line. Then
-        only suspected lines are tried, unless a line makes the very value and nothing uses it.
-        Where no time is left, no line is proven, as the innermost may not have been tried.
+        The first of ``cells`` is the traced cell. If a value and its parts all make the findings
+        conform, the innermost part is proven. If independent values at several lines do so, none
+        is proven: a weight that is off by the number of ranks or micro-batches can be corrected at
+        any line. For such a weight only suspected lines are tried, and a line is proven only if it
+        makes the needed value and nothing uses it. If the time is over, no line is proven, as the
+        innermost may not have been tried.
         """
         begin = time.monotonic()
         self.trials.until = begin + self._left * SHARE_OF_A_CAUSE
@@ -105,20 +109,20 @@ class _Proof:
     trace: Trace
     graph: Graph
     first: OrdinaryRun
-    """That of the traced finding."""
+    """The unchanged run of the traced finding."""
 
     others: list[OrdinaryRun]
     _held: dict[Hypothesis, Entries] = field(default_factory=dict)
-    """The values that lines have in the traced finding."""
+    """The values that each hypothesis would replace, in the traced finding."""
 
     _right: set[Hypothesis] = field(default_factory=set)
-    """Lines that count the tokens of parts right, though another count may be meant."""
+    """Hypotheses on values that are right counts of parts of a step."""
 
     _left_out: dict[Hypothesis, LeftOut] = field(default_factory=dict)
-    """The parts that lines which count the others right leave out."""
+    """For hypotheses on values that count only some parts of a step, the parts left out."""
 
     def lines(self) -> list[Suspect]:
-        """The lines of the trace, those that are proven first."""
+        """The suspected lines of the trace, proven lines first."""
         of_size = is_of_size(self.trace)
         shown = self._made_good() if of_size else [*map(self._placed_at_parts, self._innermost())]
         unused, findings = [*self._unused(shown)], 1 + len(self.others)
@@ -132,11 +136,11 @@ class _Proof:
         return of_lines([*self._unused_factor(), *found, *self.trace.suspects])
 
     def _tells(self, one: Hypothesis, name: str) -> bool:
-        """Whether a value that a line alone can have proves it.
+        """Whether a value proves a line, if it is the only line with such a value.
 
-        Some other line could have one number in one finding, what is multiplied or divided may undo
-        what another line does, and an engine is handed its numbers, as plain Python hands on its
-        own.
+        A single number in a single finding is too weak, as another line could have it by chance. A
+        product or quotient may undo the mistake of another line. An engine's line, and a line that
+        only reads a Python number, got the number from elsewhere.
         """
         is_of_several = bool(self.others) or one.needed is None
         is_own = self.trace.is_own(one.line)
@@ -158,7 +162,7 @@ class _Proof:
             yield Suspect(line, f"{words}, and nothing uses it")
 
     def _unused(self, shown: Iterable[_Named]) -> Iterator[_Named]:
-        """Yield hypotheses on lines that make what others, which hold, had to compute with."""
+        """Yield hypotheses on lines that make a needed value of ``shown``, which nothing uses."""
         for one, name in shown:
             ratio = one.needed / one.had if one.needed and one.had else 1.0
             line = unused_count(self.graph, one.node, ratio) if ratio != 1 else None
@@ -166,7 +170,7 @@ class _Proof:
                 yield replace(one, line=line, reason=UNUSED), name
 
     def _placed_at_parts(self, named: _Named) -> _Named:
-        """The hypothesis on a line that counts parts right, and leaves others out, if any."""
+        """The hypothesis, moved to the line that leaves out parts of the count, if there is one."""
         one, name = named
         for part, lacking in self._left_out.items():
             is_of_rank = one.needed is None
@@ -183,10 +187,10 @@ class _Proof:
         return [(one, name) for one in tried if (name := self._name(one)) is not None]
 
     def _innermost(self) -> list[_Named]:
-        """The hypotheses that hold, of each value only on the innermost of what it is made of.
+        """The hypotheses that hold; of a value and its parts, only those on the innermost.
 
-        A count of the reference is believed before one that is multiplied or divided, which may
-        undo elsewhere what is wrong.
+        Hypotheses with a count of the reference come before those with a product or quotient of
+        counts, which may only undo the mistake of another line.
         """
         plain: dict[Hypothesis, str] = {}
         products: dict[Hypothesis, str] = {}
@@ -205,9 +209,9 @@ class _Proof:
         return [*(plain or products).items()]
 
     def _not_to_blame(self, one: Hypothesis, other: Hypothesis) -> Hypothesis | None:
-        """The outer one of two hypotheses, if the inner one is a part of it.
+        """The hypothesis to drop, if the value of one is made of the other's; else None.
 
-        Where a line makes another count of one that is right of a part, it is the inner one.
+        The outer one is dropped, unless its line makes a wrong count of an inner right count.
         """
         if other.is_made_of(one, self.graph):
             return one if self._miscounts(other, one) else other
@@ -221,7 +225,10 @@ class _Proof:
         return is_made and is_other and inner in self._right
 
     def _name(self, one: Hypothesis) -> str | None:
-        """The value with which all of some findings conform, where it has to."""
+        """The name of the value with which all findings conform; None if there is none.
+
+        None too if the line has the value on purpose, and another line misuses it.
+        """
         counts = counts_of_step(self.first.contexts[0])
         names = {
             name: replaced
@@ -237,19 +244,19 @@ class _Proof:
         return None if not shown or self._is_meant(one, shown[0]) else shown[0]
 
     def _conforming(self, needed: Mapping[str, Replacement], run: OrdinaryRun) -> list[str]:
-        """The names of the values with which a finding breaks no promise."""
+        """The names of the values with which a finding conforms."""
         tried = {one: self.trials.conforms(run, one) for one in {*needed.values()}}
         return [name for name, replaced in needed.items() if tried[replaced]]
 
     def _is_meant(self, one: Hypothesis, name: str) -> bool:
-        """Whether a line does what it is meant to, and another one makes wrong use of it."""
+        """Whether a line's value is right, since runs in other modes use it and conform."""
         if self.first.cell.spec.metric is not None:
             return False
         of_modes = self.trials.right_in_other_modes(self.first.cell)
         return any(self._is_right(one, name, run) for run in of_modes)
 
     def _is_right(self, one: Hypothesis, name: str, run: OrdinaryRun) -> bool:
-        """Whether a right run computes with a line's value, which no such name is of there."""
+        """Whether a conforming run depends on a line's value, and that is not the named count."""
         ran = self.trials.ran(run, replaced=one.replacement)
         if ran is None:
             return False
@@ -257,7 +264,7 @@ class _Proof:
         return name not in counts_placed(run, ran.held, marked) and moves(run, ran.held, marked)
 
     def _needed(self, one: Hypothesis, run: OrdinaryRun) -> Mapping[str, Replacement]:
-        """The values that a line needed, by their names."""
+        """The replacements of a line's value by the reference's counts, by the counts' names."""
         is_marked = one.needed is not None and run.cell.spec.metric is None
         entries = None if is_marked else ()
         ran = self.trials.ran(run, replaced=replace(one.replacement, entries=entries))
@@ -268,13 +275,13 @@ class _Proof:
         of_parts = found = ordered_as(ran.held, parts)
         if is_marked:
             placed = counts_placed(run, ran.held, self.trials.weights(run.cell, ran.observations))
-            # Counts of parts on one rank may be those of the step.
+            # Counts of parts on one rank may equal those of the step.
             same = {name: each for name, each in of_parts.items() if each in placed.values()}
-            found = {**placed, **same} if placed else of_parts  # it multiplies and divides a sum
+            found = {**placed, **same} if placed else of_parts  # marks in a sum cannot be separated
         return {name: replace(one.replacement, entries=each) for name, each in found.items()}
 
     def _note(self, one: Hypothesis, held: Entries, counts: Mapping[str, OfRanks]) -> None:
-        """Remember the values of a line, unless they are of a further finding."""
+        """Remember a line's values in the first finding, and the parts that they count or lack."""
         if self._held.setdefault(one, held) is held:
             parts = {name: counts[name] for name in PARTS if name in counts}
             self._right.update([one] if held in ordered_as(held, parts).values() else [])
@@ -292,18 +299,18 @@ def candidates(trace: Trace) -> list[Hypothesis]:
 
 
 def is_of_size(trace: Trace) -> bool:
-    """Whether a weight is off by a number of ranks or micro-batches."""
+    """Whether a weight is off by the number of ranks or micro-batches."""
     return trace.weight is not None and trace.weight.right.is_size(trace.weight.off)
 
 
 def _proven(one: Hypothesis, name: str, findings: int) -> Suspect:
-    """A line that is proven."""
+    """The suspect for a proven line."""
     meant = f"{one.had:.6g} where {_count(one, name)} is meant"
     return Suspect(one.line, f"proven: {_shown(one, name, findings)}", meant)
 
 
 def _made_good(one: Hypothesis, name: str, findings: int) -> Suspect:
-    """A line that is suspected, and can make good what any other could."""
+    """The suspect for a line with which findings conform, as they may with another line."""
     return Suspect(one.line, f"{_shown(one, name, findings)}, as with a value elsewhere")
 
 

@@ -1,4 +1,4 @@
-"""Traces advantages that a framework computes: from the reward of one sample, the only one."""
+"""Traces advantages that a framework computes, in a job in which only one sample has a reward."""
 
 from __future__ import annotations
 
@@ -35,40 +35,40 @@ if TYPE_CHECKING:
     from conformance.ranks.pool import Crashed, RankPool
 
 MOST_PAINTED = {Column.REWARDS: 8, Column.VALUES: 4}
-"""The most samples whose rewards, and values, are tried."""
+"""The most samples whose reward, or whose critic's value, is painted in turn."""
 
 SAME = 1e-4
-"""The distance of factors that are one: some roundings of statistics in float32."""
+"""The largest relative difference between equal factors: some roundings of float32 statistics."""
 
 CLEARLY = 0.5
-"""The part of an advantage that is wrong, or of the right one, from which on it tells enough."""
+"""The relative error above which an advantage is so wrong that no other needs to be traced."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TracedAdvantage(TracedJob):
-    """The advantage of one token where one sample alone has a reward, or one token a value."""
+    """The advantage of a token if only one sample has a reward, or only one token a value."""
 
     numbers: NDArray[np.float64]
-    """The sizes of all numbers that a right computation makes of the reward: [numbers]."""
+    """The sizes of all numbers that a right computation makes from the reward: [numbers]."""
 
     @property
     def is_own(self) -> bool:
-        """Whether the token is of the sample that alone has a reward or value."""
+        """Whether the token belongs to the only sample with a reward or value."""
         return self.job.painted is not None and self.token.sample == self.job.painted.sample
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the observed advantage is not the reference's."""
+        """Whether the observed advantage differs from the reference's."""
         return not abs(self.observed - self.expected) <= self.tolerance
 
 
 def is_clearly_wrong(token: TracedToken | TracedAdvantage | None) -> bool:
-    """Whether an advantage is so wrong that no other is to be looked for."""
+    """Whether an advantage is so wrong that no other needs to be traced."""
     return token is not None and _error(token) > CLEARLY
 
 
 def _error(token: TracedToken | TracedAdvantage) -> float:
-    """The wrong share of the larger of the right and the observed advantage."""
+    """The error of an advantage, relative to the larger of the right and the observed one."""
     largest = max(abs(token.observed), abs(token.expected))
     return abs(token.observed - token.expected) / largest if largest else 0.0
 
@@ -78,12 +78,12 @@ def trace_advantage(
 ) -> TracedJob | Crashed | Declined:
     """Trace the advantage of a token, by default the most wrong one, to the reward of a sample.
 
-    Where a token's weight is as wrong with given advantages, that is traced instead.
+    If the token's weight is just as wrong with given advantages, the weight is traced instead.
 
     Raises:
-        NotTracedError: the job has no such token, or no active one.
+        NotTracedError: the job lacks the token, or has no active token.
     """
-    ordinary = pool.run(job)  # in which a framework may build what it builds once
+    ordinary = pool.run(job)  # a framework may build objects in its first run only
     if not isinstance(ordinary, Ran):
         return ordinary
     found: list[TracedAdvantage] = []
@@ -107,7 +107,7 @@ def trace_advantage(
 def _wrong_weight(
     found: Sequence[TracedAdvantage], job: Job, pool: RankPool, token: Token | None
 ) -> TracedJob | None:
-    """A token's weight with given advantages, if computed ones are wrong by its error alone."""
+    """A token's weight with given advantages, if its error is the only error in computed ones."""
     factors = [one.observed / one.expected for one in found if abs(one.expected) > one.tolerance]
     if not factors or not any(one.is_wrong for one in found):
         return None
@@ -123,10 +123,10 @@ def _wrong_weight(
 
 
 def _paints(job: Job) -> list[Paint]:
-    """The inputs to try: rewards of samples, and values of a token of each if there are any.
+    """The inputs to paint in turn: rewards of samples and, for a critic, values of tokens.
 
-    That is one in the middle, whose value has a share in several advantages: the scale of a single
-    one is lost where advantages are whitened.
+    Each painted value is that of a token in the middle of its sample, as it affects several
+    advantages: if it affected only one, whitening would hide its scale.
     """
     columns = MOST_PAINTED if job.objective in OF_VALUES else [Column.REWARDS]
     return [
@@ -146,7 +146,7 @@ def _middle_tokens(job: Job) -> Iterator[Token]:
 
 
 def _telling(traced: TracedAdvantage) -> tuple[bool, bool, float]:
-    """A sort key: advantages that are wrong, of the painted sample, and by much tell the most."""
+    """A sort key: wrong advantages are best, then those of the painted sample, then by error."""
     return traced.is_wrong, traced.is_own, _error(traced)
 
 
@@ -189,7 +189,7 @@ def _farthest(weights: Sequence[NDArray[np.float64]], place: int, right: float) 
 
 
 def _numbers(term: LossTerm) -> NDArray[np.float64]:
-    """The sizes of what a right computation makes of a reward on the way to advantages."""
+    """The sizes of all numbers that a right computation makes from a reward."""
     assert isinstance(term.source, BatchAdvantages)
     estimate = term.source.estimate
     found = [
@@ -202,7 +202,7 @@ def _numbers(term: LossTerm) -> NDArray[np.float64]:
 
 
 def _of_groups(estimate: Estimate) -> Iterator[NDArray[np.float64]]:
-    """Yield statistics of groups, and what is made of them on the way."""
+    """Yield statistics of groups, and the intermediate numbers of their computation."""
     peers, epsilon = estimate.peers, estimate.conventions.std_epsilon
     std = advantages.std(estimate.conventions)
     for statistic_of in (peers.of_group, peers.of_others):
@@ -215,7 +215,7 @@ def _of_groups(estimate: Estimate) -> Iterator[NDArray[np.float64]]:
 
 
 def _of_tokens(estimate: Estimate) -> Iterator[NDArray[np.float64]]:
-    """Yield the advantages of tokens, before they are whitened and after, and what is between."""
+    """Yield raw and whitened advantages of tokens, and the numbers in between."""
     raw, conventions = estimate.raw, estimate.conventions
     rewards = advantages.token_rewards(estimate.rollouts, estimate.constants, conventions)
     discounted = estimate.constants.discount * estimate.rollouts.values

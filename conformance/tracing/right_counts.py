@@ -1,4 +1,4 @@
-"""The right counts of a step, with which the counts in a divisor are compared."""
+"""The reference's counts of a step, with which the counts in a traced divisor are compared."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     from conformance.expected.step_context import StepContext
 
 NO_FACTOR = "no factor"
-"""The name of a 1, by which nothing is multiplied or divided."""
+"""The name of a count of 1, which stands for no multiplication or division."""
 
 Named = dict[str, float]
-"""Counts of the reference's by their names."""
+"""Counts of the reference, by name."""
 
 
 @lru_cache(maxsize=4096)
 def counts_of_token(context: StepContext, place: int) -> Named:
-    """The right ingredients of a token's weight, by name."""
+    """The reference's counts for a token's weight, by name."""
     return {NO_FACTOR: 1.0, **{words: value for value, words in RightCounts(context, place).named}}
 
 
 @lru_cache(maxsize=4096)
 def counts_with_parts(context: StepContext, place: int) -> Named:
-    """The same, and the active tokens of the parts of the step that hold the token."""
+    """`counts_of_token`, with the active tokens of each part of the step that holds the token."""
     parts = RightCounts(context, place).parts
     of_parts = {f"active tokens of {words}": count for count, words in parts if count}
     return {**counts_of_token(context, place), **of_parts}
@@ -52,7 +52,7 @@ def counts_of_step(context: StepContext) -> Named:
 
 
 class RightCounts:
-    """The right ingredients of the divisor of one token's weight, and those of ranks and cuts."""
+    """The right counts in the divisor of one token's weight, and the sizes of the layout."""
 
     def __init__(self, context: StepContext, place: int) -> None:
         self._ingredients = [*_ingredients(context, place)]
@@ -61,7 +61,7 @@ class RightCounts:
 
     @property
     def named(self) -> list[tuple[float, str]]:
-        """The ingredients of the right divisor, with ranks and micro-batches, by name."""
+        """The counts in the right divisor, alone and combined with sizes, each with its name."""
         counts = [
             (count, WHOLE if words == IN_ALL else words) for count, words in self._ingredients
         ]
@@ -74,25 +74,25 @@ class RightCounts:
         ]
 
     def ingredient(self, number: float) -> str | None:
-        """The ingredient of the right divisor that a number counts; None without one."""
+        """The name of the count in the right divisor that equals a number; None without one."""
         return _words(number, self._ingredients)
 
     def is_size(self, number: float) -> bool:
-        """Whether a number, or its reciprocal, is that of ranks or of micro-batches, or 1."""
+        """Whether a number or its reciprocal is 1 or a number of ranks or micro-batches."""
         ways = (number, 1 / number if number else 0.0)
         sizes = [1.0, *(size for size, _ in self._sizes)]
         return any(is_close(one, size) for one in ways for size in sizes)
 
 
 def is_product(name: str) -> bool:
-    """Whether a right count is one that is multiplied or divided by another."""
+    """Whether a name is that of a product or quotient of counts."""
     return " / " in name or " \N{MIDDLE DOT} " in name
 
 
 def _products(
     counts: Sequence[tuple[float, str]], sizes: Sequence[tuple[float, str]]
 ) -> list[tuple[float, str]]:
-    """Counts that are multiplied or divided by sizes."""
+    """The products and quotients of counts and sizes, each with its name."""
     return [
         (count * size, f"{words} {sign} {factor}")
         for (count, words), (factor_size, factor) in product(counts, sizes)
@@ -123,7 +123,7 @@ def _ingredients(context: StepContext, place: int) -> Iterator[tuple[float, str]
 
 IN_ALL = "in all"
 WHOLE = "the whole divisor"
-"""The whole divisor of a token's loss, alone and among other counts."""
+"""Names of the whole divisor of a token's loss: among its own counts, and among other numbers."""
 
 WHOSE = {
     Mode.TOKEN_MEAN: "the step",
@@ -159,7 +159,7 @@ def _parts(context: StepContext, place: int) -> Iterator[tuple[float, str]]:
 
 
 def _sizes(context: StepContext, place: int) -> list[tuple[float, str]]:
-    """The sizes of the layout above 1, those of several names once for each."""
+    """The sizes of the layout above 1; a size with several names is repeated for each."""
     layout, held = context.layout, context.placement
     sizes = [
         (layout.dp * layout.cp, "ranks"),

@@ -1,6 +1,6 @@
-"""The reference's values of the parts of a batch, in their order, by name.
+"""The reference's counts of the parts of a step, by name and in order.
 
-A line that computes one number for each sample, group, micro-batch or step had to compute these.
+A line that computes one number for each micro-batch, sample or rank had to compute these counts.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ PARTS = (
     f"samples with active tokens {OF_MICRO_BATCH}",
     f"samples with active tokens {OF_RANK}",
 )
-"""The parts of a step whose tokens or samples are counted before the counts are added up."""
+"""Names of the counts of parts of a step, which are added up to a count of the step."""
 
 
 def ordered_as(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entries]:
-    """Values in the places of a line's own, where these are as many.
+    """The named values, shaped like the values that a line has; only those that fit in number.
 
-    A line may also make all of them each time, or one after the other over and over.
+    A line may compute all values at each call, or one after the other, perhaps repeatedly.
     """
     return {
         name: tuple(_cut(of_rank, one) for of_rank, one in zip(held, of_ranks, strict=True))
@@ -57,7 +57,7 @@ def ordered_as(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entrie
 
 
 class LeftOut(NamedTuple):
-    """Parts that a line leaves out on all ranks, with the sum of those that it has, and of all."""
+    """The number of parts that a line leaves out, and the sums of the counted and of all parts."""
 
     parts: int
     counted: float
@@ -69,14 +69,14 @@ class LeftOut(NamedTuple):
         return f"as {self.parts} part{' is' if self.parts == 1 else 's are'} not counted here"
 
     def makes(self, had: float, needed: float | None) -> bool:
-        """Whether a wrong count is the sum of those that it has, and the right one that of all."""
+        """Whether a wrong count is the sum of the counted parts, and the right one that of all."""
         return needed is not None and is_close(self.counted, had) and is_close(self.right, needed)
 
 
 def left_out(held: Entries, of_ranks: OfRanks) -> LeftOut | None:
-    """The parts that a line leaves out; None if it has a wrong value.
+    """The parts that a line leaves out; None if one of its values is no right count of a part.
 
-    Where it has all of them one after the other, only the last of each rank may be kept.
+    If the line has all parts one after the other, it may keep only the last part of each rank.
     """
     lacking, counted_in_all, right_in_all = 0, 0.0, 0.0
     for of_rank, values in zip(held, of_ranks, strict=True):
@@ -103,7 +103,7 @@ def _fits(held: Sequence[Sequence[float]], values: Sequence[float]) -> bool:
 
 
 def _cut(held: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[tuple[float, ...], ...]:
-    """Values, over and over, in calls of as many as a line's own."""
+    """The values, repeated as often as needed, cut into calls of the sizes that a line has."""
     several = [*values] * (sum(map(len, held)) // len(values)) if held else []
     ends = accumulate(map(len, held), initial=0)
     return tuple(tuple(several[start:end]) for start, end in pairwise(ends))
@@ -112,7 +112,7 @@ def _cut(held: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[tupl
 def counts_of_parts(
     context: StepContext, observations: Sequence[Observation]
 ) -> dict[str, OfRanks]:
-    """The counts of each rank's micro-batches, or of the samples in these, and of the step."""
+    """The reference's counts by name, for each rank's micro-batches, their samples and the rank."""
     passes = [_passes(one, 0) for one in observations]
     of_passes = [[one == number for number in _numbers(one)] for one in passes]
     of_samples = [
@@ -136,12 +136,12 @@ def counts_of_parts(
 
 
 def _tokens(context: StepContext, of_ranks: Masks) -> OfRanks:
-    """The active tokens of each part."""
+    """The number of active tokens of each part."""
     return [[float(context.step.mask[one].sum()) for one in held] for held in of_ranks]
 
 
 def _samples_with_tokens(context: StepContext, of_ranks: Masks, part: NDArray[np.int64]) -> OfRanks:
-    """The samples with active tokens of the parts that ranks have slices of."""
+    """The number of samples with active tokens in each part, of which ranks may hold slices."""
     active = {*context.sample[context.step.mask]}
     wholes = ((np.isin(part, part[one]) for one in held) for held in of_ranks)
     return [[float(len(active & {*context.sample[one]})) for one in held] for held in wholes]

@@ -1,7 +1,7 @@
-"""Reads a framework's source for what no operation of torch shows: plain Python and its names.
+"""Reads a framework's source to follow numbers of plain Python, which no operation of torch makes.
 
-No operation made a number of Python. A line that computes with it has it by a name, which was
-assigned in the same function or given to it by its caller, or by the key that it was put under.
+A line that computes with a Python number has it by a name, which was assigned in the same function
+or passed by a caller.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 FURTHEST = 4
-"""The most functions that a name is followed through."""
+"""The most functions through which a name is followed."""
 
 
 def source_line(line: Line) -> str:
-    """The text of a line, which is read where it lies and kept nowhere."""
+    """The source text of a line, read from its file."""
     return linecache.getline(line.file, line.number).strip()
 
 
 def chosen_by(stack: Sequence[Line], keyword: str) -> Line | None:
-    """The line that chose what a call is given by keyword, if another one did."""
+    """The line that assigned the variable which a call passes by keyword; None if there is none."""
     scope = scope_of(stack[0]) if stack else None
     calls: list[ast.Call] = [] if scope is None else scope.nodes(ast.Call)
     given = [each.value for call in calls for each in call.keywords if each.arg == keyword]
@@ -39,7 +39,7 @@ def chosen_by(stack: Sequence[Line], keyword: str) -> Line | None:
 
 
 def _assigned(stack: Sequence[Line], name: str, steps: int) -> Iterator[Line]:
-    """Yield where a variable was assigned, in its function, around it, or by a caller."""
+    """Yield the lines that assigned a variable: in its function, an outer one, or a caller."""
     if not stack or not steps or (scope := scope_of(stack[0])) is None:
         return
     line = stack[0]
@@ -59,7 +59,7 @@ def _assigned(stack: Sequence[Line], name: str, steps: int) -> Iterator[Line]:
 
 @dataclass(frozen=True)
 class Scope:
-    """A line of a file with the functions that it is in, the outermost first."""
+    """The functions that enclose a line, the outermost first, and the line's number."""
 
     functions: tuple[Function, ...]
     number: int
@@ -69,7 +69,7 @@ class Scope:
         return [node.id for node in self.nodes(ast.Name) if isinstance(node.ctx, ast.Load)]
 
     def assignment(self, name: str) -> int | None:
-        """The last line before this one that assigns a variable; of what is around, the nearest."""
+        """The last line before this one that assigns a variable, in the innermost such function."""
         for function in reversed(self.functions):
             lines = [
                 node.lineno
@@ -82,7 +82,7 @@ class Scope:
         return None
 
     def function_with(self, parameter: str) -> Function | None:
-        """The innermost function that has a parameter."""
+        """The innermost enclosing function with the given parameter."""
         having = (
             function
             for function in reversed(self.functions)
@@ -91,7 +91,7 @@ class Scope:
         return next(having, None)
 
     def nodes(self, kind: type[ast.expr]) -> list[Any]:
-        """The expressions of a kind that the line is in or has."""
+        """The expressions of a kind that overlap the line."""
         return [
             node
             for node in ast.walk(self.functions[-1])
@@ -101,19 +101,19 @@ class Scope:
 
 @lru_cache(maxsize=256)
 def scope_of(line: Line) -> Scope | None:
-    """A line with the functions around it; None if it is in none."""
+    """The scope of a line; None if the line is in no function."""
     around = [one for one in functions_of(line.file) if is_at(one, line.number)]
     return Scope(tuple(around), line.number) if around else None
 
 
 def is_at(node: ast.expr | ast.stmt, number: int) -> bool:
-    """Whether a line is one of those of a part of the source."""
+    """Whether a node of the syntax tree overlaps a line."""
     return node.lineno <= number <= (node.end_lineno or 0)
 
 
 @lru_cache(maxsize=256)
 def functions_of(file: str) -> tuple[Function, ...]:
-    """The functions of a file, outer before inner ones; none if it is no Python of this version."""
+    """The functions of a file, outer before inner ones; none if the file cannot be parsed."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
@@ -122,13 +122,13 @@ def functions_of(file: str) -> tuple[Function, ...]:
 
 
 def parameters(function: Function) -> list[ast.arg]:
-    """The parameters of a function that have a name of their own."""
+    """The parameters of a function, except ``*args`` and ``**kwargs``."""
     given = function.args
     return [*given.posonlyargs, *given.args, *given.kwonlyargs]
 
 
 def arguments_of(caller: Line, function: Function, parameter: str) -> Iterator[ast.expr]:
-    """Yield what a caller's line gives for a parameter; of a closure, all of the caller's calls."""
+    """Yield the arguments that a caller passes for a parameter: at its line, or else anywhere."""
     scope = scope_of(caller)
     if scope is None:
         return
@@ -142,7 +142,7 @@ def arguments_of(caller: Line, function: Function, parameter: str) -> Iterator[a
 
 
 def _given(call: ast.Call, function: Function, parameter: str) -> ast.expr | None:
-    """The argument of a call for a parameter, if it is a call of the function."""
+    """The argument that a call passes for a parameter; None if it calls another function."""
     if ast.unparse(call.func).rpartition(".")[2] != function.name:
         return None
     by_name = {keyword.arg: keyword.value for keyword in call.keywords}

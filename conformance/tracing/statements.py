@@ -1,7 +1,7 @@
-"""The statements of a framework's own that may be wrong, with what may have been meant there.
+"""The framework's own statements that may be wrong, with edits of each.
 
-In: the trace of a wrong number. Out: edits of statements, those of suspected functions first, and
-there those that hold the token's value before others.
+The input is the trace of a wrong number. The output is statements: those of suspected functions
+first, and within a function those that handle the token's value first.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 class Statement(NamedTuple):
-    """A statement, or an expression of a compound one's header, that may be wrong."""
+    """A statement that may be wrong, or an expression in a compound statement's header."""
 
     line: Line
     unit: Unit
     kinds: Mapping[str, str]
-    """The kinds of the values that its function can read there."""
+    """The kinds of the values that the statement can read."""
 
     def is_beside(self, other: Statement) -> bool:
-        """Whether both are of one function."""
+        """Whether both statements are in the same function."""
         return (self.line.file, self.line.function) == (other.line.file, other.line.function)
 
     def edits(self, meant: Meant) -> Iterator[Edited]:
@@ -45,7 +45,7 @@ class Statement(NamedTuple):
 
 
 def statements(trace: Trace) -> list[Statement]:
-    """The statements that may be wrong, best first; none that JAX has compiled."""
+    """The statements that may be wrong, best first; empty for frameworks on JAX."""
     graph = trace.graph
     assert graph is not None
     if any(graph.operation(node).name.startswith("jax.") for node in graph.nodes()):
@@ -65,7 +65,7 @@ def statements(trace: Trace) -> list[Statement]:
 
 
 def _bound(kinds: Mapping[str, str], function: ast.AST, number: int) -> dict[str, str]:
-    """The kinds of what can be read before a line: parameters, and what was assigned before."""
+    """The kinds of the values that a line can read: of parameters and of earlier assignments."""
     first: dict[str, int] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -75,7 +75,7 @@ def _bound(kinds: Mapping[str, str], function: ast.AST, number: int) -> dict[str
 
 
 def _kinds(graph: Graph) -> dict[tuple[str, str], dict[str, str]]:
-    """The kinds of the variables of functions, on all ranks."""
+    """The kinds of each function's variables, merged over all ranks."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for trace in graph.traces:
         for function, kinds in trace.kinds.items():
@@ -84,7 +84,7 @@ def _kinds(graph: Graph) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def _asking(trace: Trace, graph: Graph) -> list[Line]:
-    """The lines that ask for operations on the way to a loss or log, or call for these."""
+    """The lines that call operations on the way to a loss or log, and their callers."""
     in_loss = {node for node, in_gradient in graph.painted.items() if not in_gradient}
     on_way = (graph.before_roots | in_loss) if graph.roots else {*graph.nodes()}
     suspected = [one.line for one in trace.suspects]

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Trace:
-    """The ingredients of a token's weight, with the lines to look at if it is wrong.
+    """The factors of a token's weight, with the lines to look at if the weight is wrong.
 
     ``chain`` is None if the token's value is lost before the gradient.
     """
@@ -59,21 +59,21 @@ class Trace:
     source: Path | None
 
     graph: Graph | None = None
-    """The operations of all ranks, unless a number is traced as a whole."""
+    """The operations of all ranks; None if a number is traced as a whole."""
 
     @classmethod
     def of(cls, finding: str, job: TracedJob, package: str | None, source: Path | None) -> Trace:
         """The trace of a job that has been run.
 
         Raises:
-            NotTracedError: the framework was not given what is painted.
+            NotTracedError: no operation of the framework reads the painted column.
         """
         made = partial(cls, finding=finding, job=job, package=package, source=source)
         if job.is_of_all:
             looked_at = digits_lost if isinstance(job, TracedAdvantage) else made_by
             suspects = looked_at(Graph(job.traces), job, package) if job.is_wrong else []
             return made(chain=None, suspects=suspects)
-        is_of_reward = isinstance(job, TracedAdvantage)  # which Python often has in lists
+        is_of_reward = isinstance(job, TracedAdvantage)  # Python often keeps rewards in lists
         reading = (READ, LISTED) if is_of_reward else (READ,)
         graphs = (Graph(job.traces, size, reading) for size in sizes_given(job.column))
         graph = next((one for one in graphs if one.has_paint), None)
@@ -98,7 +98,7 @@ class Trace:
             return trace
         read = blame.of_divisor(1 / trace.rest) if trace.rest else []
         read += _of_reading(chains, trace.rest, weight)
-        # Of a token that must weigh nothing it does not matter what it is divided by.
+        # If a token must weigh nothing, its divisor does not matter.
         may_be_wrong = bool(job.expected) and _may_be_wrong(trace.rest, weight)
         is_to_blame = not suspects or may_be_wrong
         ordered = [*read, *suspects] if is_to_blame else [*suspects, *read]
@@ -110,7 +110,7 @@ class Trace:
 
     @property
     def weight(self) -> WrongWeight | None:
-        """The weight that the factors of the chain make, if there is one."""
+        """The weight that is the product of the chain's factors; None without a chain."""
         return None if self.chain is None else WrongWeight(self.job, self.chain, self.package)
 
     @property
@@ -149,14 +149,14 @@ class Trace:
 
     @property
     def rest(self) -> float:
-        """The factor beyond the chain: a reduction that the train step has yet to do."""
+        """The factor of the weight that is not in the chain, such as a pending reduction."""
         if self.chain is None or not self.chain.product:
             return 1.0
         return abs(self.job.traced) * self.job.derivative / self.chain.product
 
     @property
     def objection(self) -> str | None:
-        """The reason why the factors do not explain the weight of the finding; None if they do."""
+        """The reason why the factors do not explain the finding's weight; None if they do."""
         job = self.job
         if isinstance(job, TracedAdvantage) or job.is_of_all:
             return None
@@ -177,7 +177,7 @@ class Trace:
 
     @property
     def is_right_so_far(self) -> bool:
-        """Whether the factors make the right gradient, which something unknown comes on top of."""
+        """Whether the factors give the right gradient, and an unknown further factor is wrong."""
         weight, rest = self.weight, abs(self.rest)
         if weight is None or self.job.logged is not None or weight.right.is_size(rest):
             return False
@@ -190,7 +190,7 @@ class Trace:
 
 
 def suspected(suspects: Iterable[Suspect], source: Path | None) -> list[SuspectedLine]:
-    """The lines to look at, as a report keeps them."""
+    """The suspected lines in the form of a report."""
     return [
         SuspectedLine(
             file=sanitize(one.line.file, source),
@@ -204,11 +204,11 @@ def suspected(suspects: Iterable[Suspect], source: Path | None) -> list[Suspecte
 
 
 def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
-    """Yield the chain that ends in the gradient, or those that may end in the logged number.
+    """Yield the chain that ends in the gradient, or the chains that may end in the logged number.
 
-    There is none if the value is lost, or if some rank lacks it. Of numbers that may have become
-    the logged one the first are those that differ from it by what is known, and have the same
-    value; those that are made of the loss come before others.
+    There is none if the token's value is lost. Several numbers may have become the logged number:
+    those made of the loss come before others. The first that differs from the logged number by a
+    known count is chosen, and all chains with the same product are yielded.
     """
     if job.logged is None:
         if not job.traced:
@@ -235,7 +235,7 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
         return one in divided or right.is_size(beyond) or is_count
 
     def is_apart(one: Chain) -> tuple[bool, bool]:
-        """Whether it is made of no loss, or of what is differentiated, which has other terms."""
+        """Whether a chain has no loss, or for a single term contains the loss of all terms."""
         of_loss = any(graph.operation(node).requires_grad for node in one.way)
         of_root = not graph.roots.isdisjoint(one.way)
         return not of_loss and not is_close(rest(one), 1), is_term and of_root
@@ -247,7 +247,7 @@ def _chains(graph: Graph, job: TracedJob) -> Iterator[Chain]:
 
 
 def _read_as(graph: Graph, end: Node, number: float) -> float:
-    """The entry that became a number, which Python may have divided by another one."""
+    """The entry of a node that became a number, perhaps after division by another entry."""
     values = [abs(one) for one in graph.operation(end).contents.values if one]
     if any(is_close(one, number) for one in values):
         return number
@@ -256,7 +256,7 @@ def _read_as(graph: Graph, end: Node, number: float) -> float:
 
 
 def _may_be_wrong(factor: float, weight: WrongWeight) -> bool:
-    """Whether a factor that no operation shows had to be another, or only another is known."""
+    """Whether a factor beyond the chain is the weight's error, or should be a known count."""
     needed = factor / weight.off if weight.off else 0.0
     if is_close(factor, weight.off) or not needed:
         return True
@@ -265,7 +265,7 @@ def _may_be_wrong(factor: float, weight: WrongWeight) -> bool:
 
 
 def _of_reading(chains: Sequence[Chain], rest: float, weight: WrongWeight) -> list[Suspect]:
-    """The lines that read the number out of its last tensor, and those that called for it."""
+    """The lines that read the number from its last tensor, and their callers."""
     words = f"Python goes on with the number from here, and multiplies it by {rest:.6g}"
     stacks = [one.graph.operation(one.way[-1]).stack[:MOST] for one in chains]
     lines = sorted(

@@ -1,4 +1,4 @@
-"""The token of a job whose weight is traced, or a logged number, with its right and wrong value."""
+"""A traced job: the token or logged number that is traced, with its right and observed value."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Token(NamedTuple):
-    """A token of a batch: its sample, counted over all steps, and its place in the response."""
+    """A token of a batch: its sample, numbered over all steps, and its place in the response."""
 
     sample: int
     token: int
@@ -33,17 +33,17 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TracedJob:
-    """The weight of one token in an ordinary run of a job, and the operations of a traced one."""
+    """The weight of one token in an ordinary run of a job, and the operations of a traced run."""
 
     job: Job
-    """The one that is traced."""
+    """The job that is traced, with the painted token."""
 
     token: Token
     column: Column
-    """The painted token."""
+    """The column in which the token is painted."""
 
     context: StepContext
-    """The context of the token's step, with the aggregation of the term that it is traced in."""
+    """The context of the token's step, with the aggregation of the traced term."""
 
     place: int
     """The place of the token among the tokens of its step."""
@@ -53,16 +53,16 @@ class TracedJob:
 
     observed: float
     traced: float
-    """Its weight in the job that is traced, in which it alone has a value."""
+    """The token's weight in the traced job, in which only this token has a value."""
 
     derivative: float = 1.0
     """The token's loss in the traced job, relative to its painted value."""
 
     ratio: float = 1.0
-    """The ratio of the token's new to its old probability, where a loss has it and corrects it."""
+    """The token's ratio of new to old probability, if the loss contains it as a factor."""
 
     gradient_unit: float = 1.0
-    """The gradient of the token in the traced job relative to its loss, both by weight 1."""
+    """The ratio of the token's gradient to its loss in the traced job, for a weight of 1."""
 
     tolerance: float
     traces: tuple[RankTrace, ...] = ()
@@ -71,39 +71,39 @@ class TracedJob:
     """Whether the token has no weight on any rank of the traced job."""
 
     metric: Metric | None = None
-    """The number that it is traced to, if that is not its gradient."""
+    """The logged number that the token is traced to; None if it is traced to its gradient."""
 
     logged: float | None = None
-    """The number that the traced job logs, where it is most wrong."""
+    """The number that the traced job logs, on the rank where it is most wrong."""
 
     rank: int = 0
-    """The rank that logs it."""
+    """The rank that logs the number."""
 
     is_trained_right: bool = False
-    """Whether the token's weight in the gradient is right where its weight in a log is wrong."""
+    """Whether the token's weight in the gradient is right, though its weight in a log is wrong."""
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the observed weight is not the reference's."""
+        """Whether the observed weight differs from the reference's."""
         size = max(abs(self.expected), float(self.context.expected[self.place]))
         return not abs(self.observed - self.expected) <= self.tolerance * size
 
     @property
     def is_of_all(self) -> bool:
-        """Whether nothing is painted: a whole number is traced, or what only all samples show."""
+        """Whether nothing is painted: a number is traced as a whole, or with all rewards."""
         return self.job.painted is None
 
     @property
     def depends_on_others(self) -> bool:
-        """Whether the token's weight is another where it alone has a value."""
+        """Whether the token's weight changes if no other token has a value."""
         return abs(self.traced - self.observed) > self.tolerance * abs(self.observed)
 
 
 def first_masked(job: Job) -> Token:
-    """The first token that a mask excludes before rejection.
+    """The first token that is masked before rejection sampling.
 
     Raises:
-        NotTracedError: there is none.
+        NotTracedError: the batch has no masked token.
     """
     masked = first_of_samples(job, [~step.mask_before_rejection for step in job.steps])
     for _, token in masked:
@@ -112,7 +112,7 @@ def first_masked(job: Job) -> Token:
 
 
 def first_of_samples(job: Job, masks: Sequence[NDArray[np.bool_]]) -> Iterator[tuple[int, Token]]:
-    """Yield how many tokens of each sample a mask has, with the first of them."""
+    """Yield, for each sample with tokens in a mask, their number and the first of them."""
     for step, tokens, mask in zip(job.steps, tokens_of_steps(job), masks, strict=True):
         for start, length in zip(step.offsets, step.response_lengths, strict=False):
             places = np.flatnonzero(mask[start : start + length])
@@ -135,7 +135,7 @@ def place_of(job: Job, token: Token) -> tuple[int, int]:
     """The step of a token, and its place among the step's tokens.
 
     Raises:
-        NotTracedError: the job has no such token.
+        NotTracedError: the job lacks the token.
     """
     for step_index, tokens in enumerate(tokens_of_steps(job)):
         if token in tokens:

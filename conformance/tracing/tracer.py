@@ -1,4 +1,4 @@
-"""Runs the job of a finding as it is, and with one painted token, which is recorded at last."""
+"""Runs the job of a finding unchanged, then with a painted token, and finally records a run."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
     from conformance.ranks.pool import Crashed, RankPool
 
 MOST_TRIED = 12
-"""Painted jobs that are tried until one has a wrong share."""
+"""The most painted jobs that are tried to find a token with a wrong share."""
 
 MOST_SAMPLES = 6
-"""Samples whose first tokens are tried for a logged number."""
+"""The most samples whose first tokens are tried for a logged number."""
 
 
 _Traced = TypeVar("_Traced", bound="TracedJob")
@@ -56,12 +56,12 @@ def trace(
 ) -> TracedJob | Crashed | Declined:
     """Trace a token of a job to its gradient, or to a logged number.
 
-    By default it is the one whose weight is most wrong, or the first whose share in the number is.
-    A number that is no sum of values which tokens are given, such as a share of them, is traced as
-    a whole.
+    By default, it is the token whose weight is most wrong, or the first token whose share in the
+    number is wrong. A number that is no sum over a painted column, such as a fraction of tokens, is
+    traced as a whole.
 
     Raises:
-        NotTracedError: the job has no such token, or no rank logs the number.
+        NotTracedError: the job lacks the token, or no rank logs the number.
     """
     if metric is not None and not columns_of(job.objective, metric):
         return recorded(_of_number(job, pool, metric), pool)
@@ -82,7 +82,7 @@ def recorded(traced: _Traced | Crashed | Declined, pool: RankPool) -> _Traced | 
 def _of_one(
     job: Job, pool: RankPool, token: Token | None, metric: Metric | None = None
 ) -> TracedJob | Crashed | Declined:
-    """A token of a job that has one term, or in a logged number."""
+    """Trace a token of a job with a single term, or in a logged number."""
     ordinary = pool.run(job)
     if not isinstance(ordinary, Ran):
         return ordinary
@@ -102,7 +102,7 @@ def _of_one(
 
 
 def _of_number(job: Job, pool: RankPool, metric: Metric) -> TracedJob | Crashed | Declined:
-    """A logged number as a whole, in the step and on the rank where it is most wrong."""
+    """Trace a logged number as a whole, in the step and on the rank where it is most wrong."""
     ran = pool.run(job)
     if not isinstance(ran, Ran):
         return ran
@@ -115,9 +115,9 @@ def _of_number(job: Job, pool: RankPool, metric: Metric) -> TracedJob | Crashed 
 
 
 def _of_terms(job: Job, pool: RankPool, token: Token | None) -> TracedJob | Crashed | Declined:
-    """Trace a token in one of the terms of an objective, each alone: the first that is wrong.
+    """Trace a token in the first term of an objective that is wrong when trained alone.
 
-    Derivatives of the others are no smaller where a token has no value.
+    Terms are trained alone because painting cannot remove the gradients of the other terms.
     """
     policy = Objective.REJECTION if job.objective in WITH_REJECTION else Objective.POLICY
     for objective in (policy, Objective.ENTROPY, Objective.KL):
@@ -147,7 +147,7 @@ class _Tracer:
         return step_context(self.job, step_index, self.ordinary, self._description)
 
     def _weights(self, observations: Sequence[Observation], step_index: int) -> NDArray[np.float64]:
-        """The weights of a step's tokens on each rank that holds gradients, of (ranks, tokens)."""
+        """The weights of a step's tokens on each rank with gradients: [ranks, tokens]."""
         conventions = self._description.conventions
         return np.array(final_weights(observations, step_index, self.job, conventions))
 
@@ -156,11 +156,11 @@ class _ToGradient(_Tracer):
     """Traces a token to its gradient."""
 
     def candidates(self) -> list[Token]:
-        """The token that is most wrong."""
+        """The token whose weight is most wrong."""
         return [most_wrong(self.job, self.ordinary, self._description)]
 
     def _expected(self, step_index: int) -> list[float]:
-        """The right weights of tokens, 0 of those whose loss must have no gradient."""
+        """The right weights of tokens; 0 for tokens whose loss must have no gradient."""
         step, mode = self.job.steps[step_index], self.job.aggregation.mode
         if self.job.configuration.reduces:
             weights = reducer_weights(step, mode)
@@ -191,7 +191,7 @@ class _ToGradient(_Tracer):
         right = float(context.expected[place])
         of_tokens = self._weights(painted.observations, step_index) / unit
         traced = _farthest(of_tokens[:, place], right)
-        is_part = column is Column.OLD_LOG_PROBS  # of a loss that advantages add to
+        is_part = column is Column.OLD_LOG_PROBS  # advantages add to the loss too
         return TracedJob(
             job=job,
             token=token,
@@ -215,9 +215,9 @@ class _ToLog(_Tracer):
     """Traces a token to a logged number."""
 
     def candidates(self) -> list[Token]:
-        """The first active token of each sample, in turn of the largest and the smallest left.
+        """The first active tokens, alternating between the samples with most and fewest of them.
 
-        Those come last that must have no share: the first rejected and the first masked ones.
+        Last come tokens that must have no share: the first rejected and the first masked ones.
         """
         steps = self.job.steps
         active = sorted(
@@ -270,7 +270,7 @@ class _ToLog(_Tracer):
         )
 
     def whole(self, step_index: int) -> TracedJob:
-        """The number that is logged of a step."""
+        """The traced job for the number that is logged for a step, as a whole."""
         assert self.metric is not None
         terms = logged_terms(self._context(step_index), self.job.objective, self.metric)
         right = float(sum(one.expected for one in terms))
@@ -293,7 +293,7 @@ class _ToLog(_Tracer):
         )
 
     def _tolerance_of_log(self, step_index: int) -> float:
-        """The bound on the relative error of a share, exact where ratios are 1."""
+        """The bound on the relative error of a share; shares are exact if ratios are 1."""
         is_exact = self.job.objective is Objective.POLICY
         return reported_bound(
             int(self.job.steps[step_index].mask_before_rejection.sum()),
@@ -313,7 +313,7 @@ class _ToLog(_Tracer):
     def _reported(
         self, observations: Sequence[Observation], step_index: int
     ) -> list[tuple[int, float]]:
-        """The numbers that ranks log of a step, each with its rank."""
+        """The numbers that ranks log for a step, each with its rank."""
         assert self.metric is not None
         of_ranks = [one.reported.get(self.metric, ()) for one in observations]
         reported = [
@@ -340,12 +340,12 @@ def _tolerance(job: Job, step_index: int, description: Description) -> float:
 
 
 def most_wrong(job: Job, observations: Sequence[Observation], description: Description) -> Token:
-    """The token whose weight is off by most of itself, of those whose loss is not clipped.
+    """The token whose weight has the largest relative error, among tokens that are not clipped.
 
-    Where a loss selects tokens, one of these may have a gradient that it must not have.
+    If a loss selects tokens, clipped ones count too, as one may wrongly have a gradient.
 
-    Of equals it is one that has a weight at all, of the sample with most tokens: its counts are the
-    easiest to tell from others.
+    Of equally wrong tokens, those with a weight are preferred, then those of the sample with most
+    tokens, whose counts are the easiest to distinguish.
     """
     errors: list[tuple[float, bool, int, Token]] = []
     batch = ProbedBatch.of(job, description.conventions)

@@ -1,4 +1,4 @@
-"""Runs of findings' jobs, as they are and with another value at a line."""
+"""Runs the jobs of findings, unchanged and with another value at a line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 NOT_JUDGED = (HarnessFaultError, ArithmeticError, LookupError, ValueError)
-"""Errors of judges that are given what no framework's own step gives, such as another cut."""
+"""Errors that judges may raise on a changed step, which no framework produces by itself."""
 
 
 class ProofTimeOverError(Exception):
@@ -40,11 +40,11 @@ class ProofTimeOverError(Exception):
 
 @dataclass
 class Trials:
-    """Runs jobs as long as time is left; the ordinary run of each finding is kept."""
+    """Runs jobs as long as time is left, and keeps the unchanged run of each finding."""
 
     jobs: SharedJobs
     most_edited: int
-    """Edits of each sort that are tried."""
+    """The most edits of each sort that are tried."""
 
     until: float = math.inf
     """The time, as of `time.monotonic`, at which no further run begins."""
@@ -52,7 +52,7 @@ class Trials:
     _ordinary: dict[str, OrdinaryRun | None] = field(default_factory=dict)
 
     def ordinary(self, cell: MatrixCell) -> OrdinaryRun | None:
-        """The ordinary run of a finding's job; None if it does not run, or logs several steps."""
+        """The unchanged run of a finding's job; None if it does not run or logs several steps."""
         if len(cell.case.steps) > 1 and cell.spec.metric is not None:
             return None
         if cell.job_id not in self._ordinary:
@@ -73,7 +73,7 @@ class Trials:
         return self.jobs.run(job)
 
     def ran(self, run: OrdinaryRun, **changed: Any) -> Ran | None:
-        """The outcome of a finding's job with other fields; None if it does not run.
+        """The outcome of a finding's job with some fields changed; None if it does not run.
 
         Raises:
             ProofTimeOverError: no time is left.
@@ -82,7 +82,7 @@ class Trials:
         return ran if isinstance(ran, Ran) else None
 
     def weights(self, cell: MatrixCell, observations: Sequence[Observation]) -> NDArray[np.float64]:
-        """The weights of the tokens of all steps, of (ranks, tokens)."""
+        """The weights of the tokens of all steps: [ranks, tokens]."""
         conventions, job = self.jobs.description.conventions, cell.job
         of_steps = (
             np.array(final_weights(observations, index, job, conventions))
@@ -91,7 +91,7 @@ class Trials:
         return np.concatenate([*of_steps], axis=1)
 
     def conforms(self, run: OrdinaryRun, replaced: Replacement | Edit) -> bool:
-        """Whether a finding breaks no promise where a line computes with another value.
+        """Whether a finding conforms if a line computes with another value.
 
         Raises:
             ProofTimeOverError: no time is left.
@@ -108,7 +108,7 @@ class Trials:
         return judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
 
     def right_in_other_modes(self, cell: MatrixCell) -> Iterator[OrdinaryRun]:
-        """Yield the runs of a finding's job in the other modes of the framework that conform."""
+        """Yield the conforming runs of a finding's job in the framework's other modes."""
         others = {cell.aggregation.mode, Mode.CONSTANT}
         for mode in sorted(self.jobs.description.modes - others):
             of_mode = replace(cell, aggregation=Aggregation(mode))

@@ -1,4 +1,4 @@
-"""The making of the factors of a chain, in rows for a reader."""
+"""Shows how the factors of a chain were computed, in rows for a reader."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 LARGEST_DENOMINATOR = 100_000
 
 LARGEST_NUMERATOR = 1000
-"""The largest terms of a fraction that tells more than its decimals do."""
+"""The largest denominator and smaller term of a number that is shown as a fraction."""
 
 DEEPEST = 6
-"""The depth to which a divisor is unfolded, unless all is asked for."""
+"""The depth to which a divisor is unfolded by default."""
 
 
 class Row(NamedTuple):
@@ -33,7 +33,7 @@ class Row(NamedTuple):
 
 
 def unfolded(chain: Chain, factor: Factor, *, whole: bool = False) -> Iterator[Row]:
-    """Yield what a factor was made of, each count before its parts."""
+    """Yield the counts that a factor was made of, each count before its parts."""
     for count in counts(chain, factor):
         yield from _branch(chain, count, 1, None, whole)
 
@@ -41,7 +41,7 @@ def unfolded(chain: Chain, factor: Factor, *, whole: bool = False) -> Iterator[R
 def _branch(
     chain: Chain, count: Count, depth: int, above: Count | None, whole: bool
 ) -> Iterator[Row]:
-    """Yield the rows of a count; what only hands on the one above has none."""
+    """Yield the rows of a count and its parts; a part that only copies the count has no row."""
     line = _line(chain, count)
     hands_on = above is not None and above.value == count.value
     hands_on &= count.how is How.SAME or (above is not None and line == _line(chain, above))
@@ -55,7 +55,7 @@ def _branch(
 
 
 def _composed(count: Count) -> str:
-    """A count with what it was made of, such as ``24 = 16 + 8`` or ``1, clamped from 0``."""
+    """A count with its parts, such as ``24 = 16 + 8`` or ``1, clamped from 0``."""
     parts = [number(part.value) for part in count.parts]
     if count.how is How.CLAMP and parts != [number(count.value)]:
         return f"{number(count.value)}, clamped from {parts[0]}"
@@ -73,7 +73,7 @@ def _line(chain: Chain, count: Count) -> Line | None:
 
 
 def counts(chain: Chain, factor: Factor) -> list[Count]:
-    """The tensors that a factor was made of, with its value or its reciprocal."""
+    """The counts in a factor's operands that equal the factor or its reciprocal."""
     unfolding = Unfolding(chain.graph)
     values = (factor.value, 1 / factor.value)
     found = [
@@ -84,7 +84,7 @@ def counts(chain: Chain, factor: Factor) -> list[Count]:
 
 
 def number(value: float) -> str:
-    """A number as a reader knows it: a fraction if it is one of small integers."""
+    """A number for a reader: as a fraction if it is a ratio of small integers."""
     if not math.isfinite(value):
         return str(value)
     fraction = Fraction(value).limit_denominator(LARGEST_DENOMINATOR)

@@ -1,4 +1,4 @@
-"""The lines that make what a weight lacks, and whose result nothing uses."""
+"""The lines that compute the factor or count that a weight lacks, but whose result is not used."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def unused_count(graph: Graph, used: Node, ratio: float) -> Line | None:
-    """The line that makes another count of what a used one is made of, such as a reduction.
+    """The line whose unused result is the needed count, such as a reduction of the used count.
 
-    ``ratio`` is that of the count that was needed to the used one.
+    ``ratio`` is the ratio of the needed to the used count.
     """
     makers_of_used = graph.behind([used])
     for node in _unused(graph, used.rank):
@@ -30,7 +30,7 @@ def unused_count(graph: Graph, used: Node, ratio: float) -> Line | None:
 
 
 def unused_product(graph: Graph, off: float) -> Line | None:
-    """The line that multiplies the token's loss by the factor that the weight lacks."""
+    """The line that multiplies the token's loss by the lacking factor, but is not used."""
     for rank in range(len(graph.traces)):
         for node in _unused(graph, rank):
             held = graph.operation(node).contents.largest
@@ -43,7 +43,7 @@ def unused_product(graph: Graph, off: float) -> Line | None:
 
 
 def _unused(graph: Graph, rank: int) -> Iterator[Node]:
-    """Yield what a rank makes at a line before its last backward pass, and no operation reads.
+    """Yield the results, made before a rank's last backward pass, that no operation reads.
 
     Later results, such as a number to be logged, cannot enter the gradient.
     """

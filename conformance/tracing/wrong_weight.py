@@ -1,4 +1,4 @@
-"""A wrong weight, with the chain that made it and what a reader compares it with."""
+"""A wrong weight, with the chain of its factors and the reference's counts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class WrongWeight:
-    """The weight of a traced token, whose lines may be suspected."""
+    """The weight of a traced token, with the chain of its factors."""
 
     traced: TracedJob
     chain: Chain
@@ -34,12 +34,12 @@ class WrongWeight:
 
     @cached_property
     def right(self) -> RightCounts:
-        """The reference's counts."""
+        """The reference's counts for the token."""
         return RightCounts(self.traced.context, self.traced.place)
 
     @cached_property
     def off(self) -> float:
-        """The factor on the right weight; infinity if that is 0."""
+        """The ratio of the observed to the right weight; infinity if the right weight is 0."""
         expected = self.traced.expected
         return self.traced.observed / expected if expected else math.inf
 
@@ -47,8 +47,8 @@ class WrongWeight:
     def factors(self) -> list[Factor]:
         """The factors that may be wrong, without the coefficient of the loss's term.
 
-        Where the gradient is right these are those beyond the loss. A term that is logged alone has
-        no coefficient.
+        If the token's gradient is right, the factors within the trained loss are left out. A term
+        that is logged alone has no coefficient.
         """
         trained = self.chain.graph.trained if self.traced.is_trained_right else ()
         found = [one for one in self.chain.factors if one.node not in trained]
@@ -59,7 +59,7 @@ class WrongWeight:
         return [one for n, one in enumerate(found) if n != place]
 
     def lines_of(self, names: tuple[str, ...]) -> set[Line]:
-        """The lines that asked for operations whose names begin so."""
+        """The lines that called operations whose names begin with one of ``names``."""
         operations = (one for trace in self.traced.traces for one in trace.operations)
         return {one.line for one in operations if one.line and one.name.startswith(names)}
 

@@ -1,4 +1,4 @@
-"""The tensors that collectives and messages read and write, and their place in their group."""
+"""The tensors that collectives and messages read and write, and their sequence numbers by group."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 NAMESPACES = ("c10d.", "_c10d_functional.")
 
 WITHOUT_RESULT = ("barrier", "check_for_nan", "wait_tensor")
-"""Operations of these namespaces that leave all tensors as they are."""
+"""Operations of these namespaces that change no tensor."""
 
 SEND, RECEIVE, BROADCAST = "c10d.send", "c10d.recv_.", "c10d.broadcast_"
 
 
 class Moved(NamedTuple):
-    """The tensors that a collective reads and writes on this rank; one may make what it returns."""
+    """The tensors that a collective reads and writes on this rank, except a newly made result."""
 
     read: list[torch.Tensor]
     written: list[torch.Tensor]
@@ -34,13 +34,13 @@ class Moved(NamedTuple):
 
 
 def is_collective(name: str) -> bool:
-    """Whether an operation is one by which ranks exchange tensors."""
+    """Whether an operation exchanges tensors between ranks."""
     return name.startswith(NAMESPACES) and not any(word in name for word in WITHOUT_RESULT)
 
 
 @dataclass
 class Collectives:
-    """Numbers the collectives of each group and the messages between each two ranks."""
+    """Numbers the collectives of each group and the messages between each pair of ranks."""
 
     _begun: Counter[tuple[bool, tuple[int, ...]]] = field(default_factory=Counter)
 
@@ -64,7 +64,7 @@ class Collectives:
         return Moved(read, written, replace(collective, made_by=lines))
 
     def _next(self, name: str, group: tuple[int, ...], numbers: Sequence[int]) -> Collective:
-        """The collective that follows those of its group; a message's two ranks are a group."""
+        """The next collective of its group; the two ranks of a message count as a group."""
         is_message = name.startswith((SEND, RECEIVE))
         if is_message:
             here, there = dist.get_rank(), group[numbers[0]]
@@ -79,7 +79,7 @@ def _tensors(given: Any) -> list[torch.Tensor]:
 
 
 def _group(given: Sequence[Any]) -> dist.ProcessGroup | None:
-    """The group that is among the arguments of a collective, as an object or by its name."""
+    """The process group among the arguments of a collective, given as an object or by its name."""
     for one in given:
         if isinstance(one, torch.ScriptObject) and "ProcessGroup" in str(one._type()):
             return dist.ProcessGroup.unbox(one)

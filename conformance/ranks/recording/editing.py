@@ -1,7 +1,7 @@
 """Runs the functions of a file with one of its statements edited.
 
-The functions are compiled anew with the other statement, and keep their identity: whoever calls
-them runs the edited code. Those that are running go on as they are.
+The functions are compiled anew with the edited statement and keep their identity, so that all
+callers run the edited code. Calls that are already running finish with the old code.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Editing:
-    """Functions are edited while it is entered."""
+    """A context in which the functions of a file have an edited statement."""
 
     held: ClassVar[tuple[tuple[float, ...], ...]] = ()
-    """No values are replaced by others."""
+    """Empty, since an edit replaces no values; see `Replacing.held`."""
 
     def __init__(self, edit: Edit) -> None:
         self._edit = edit
@@ -50,7 +50,7 @@ def _identity(code: CodeType) -> tuple[str, int]:
 
 
 def _compiled(edit: Edit) -> CodeType:
-    """The module's code of the one function or class that is edited."""
+    """The code of the module, reduced to the function or class that is edited."""
     module = ast.parse(_source(edit.file), edit.file)
     module.body = [
         node
@@ -72,14 +72,14 @@ def _source(file: str) -> str:
 
 
 class _Edited(ast.NodeTransformer):
-    """Replaces what has the span of an edit; where that raises, its function does as before."""
+    """Replaces the node at an edit's span; if the edited function raises, the old body runs."""
 
     def __init__(self, edit: Edit) -> None:
         self._edit = edit
         [self._statement] = ast.parse(edit.text).body
 
     def visit(self, node: ast.AST) -> ast.AST:
-        """Visit a node, which may be what is replaced, or a function that has it."""
+        """Visit a node, which may be the replaced node or a function that contains it."""
         if span_of(node) == self._edit.span:
             return self._other(node)
         is_replaced_inside = isinstance(node, ast.FunctionDef) and _has(node, self._edit)
@@ -99,20 +99,20 @@ class _Edited(ast.NodeTransformer):
 
 
 def _has(function: ast.FunctionDef, edit: Edit) -> bool:
-    """Whether a function has what is edited in its own body, and not in a function inside it."""
+    """Whether the edited node is in a function's own body, and not in a function inside it."""
     inside = [one for one in ast.walk(function) if isinstance(one, ast.FunctionDef)]
     having = [one for one in inside if one.lineno <= edit.span[0] <= (one.end_lineno or 0)]
     return having == [function] and edit.span[0] >= function.body[0].lineno
 
 
 def span_of(node: ast.AST) -> tuple[int, ...]:
-    """The place of a part of the source; empty if it has none."""
+    """The first and last line and column of a node; empty if the node has no position."""
     names = ("lineno", "col_offset", "end_lineno", "end_col_offset")
     return tuple(getattr(node, name) for name in names if hasattr(node, name))
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of all functions in another."""
+    """Yield the code of all functions that are nested in a code object."""
     for one in code.co_consts:
         if isinstance(one, CodeType):
             yield one
@@ -120,7 +120,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 _known: dict[str, list[FunctionType]] = {}
-"""The functions of each file that has had some when they were first looked for."""
+"""The functions of each file, as found by the first search that found any."""
 
 
 def _functions(file: str) -> list[FunctionType]:

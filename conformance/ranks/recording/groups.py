@@ -1,4 +1,4 @@
-"""Remembers the lines that made a rank's process groups, which may be long before a traced job."""
+"""Remembers the lines that made a rank's process groups, even long before a traced job."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _made: dict[str, tuple[Line, ...]] = {}
 
 
 def remember(is_passed_by: Callable[[str], bool]) -> None:
-    """Remember, from now on, the lines that make groups."""
+    """From now on, remember the lines that make process groups."""
     make, functions = getattr(distributed_c10d, MAKING), Functions(is_passed_by)
 
     @wraps(make)
     def remembering(*args: Any, **kwargs: Any) -> tuple[ProcessGroup | int, Any]:
         group, store = make(*args, **kwargs)
-        if isinstance(group, ProcessGroup):  # this rank is in it
+        if isinstance(group, ProcessGroup):  # this rank is in the group
             _made[group.group_name] = asked(functions, threading.get_ident()).stack
         return group, store
 
@@ -36,5 +36,5 @@ def remember(is_passed_by: Callable[[str], bool]) -> None:
 
 
 def made_by(group: ProcessGroup) -> tuple[Line, ...]:
-    """The lines that made a group, the innermost first; none of one that is not known."""
+    """The lines that made a group, the innermost first; empty for an unknown group."""
     return _made.get(group.group_name, ())

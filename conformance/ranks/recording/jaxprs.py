@@ -1,8 +1,8 @@
-"""Records what a framework does to arrays of JAX: its compiled functions, operation by operation.
+"""Records a framework's operations on JAX arrays, also those within compiled functions.
 
-JAX shows each call to the trace that is current. A compiled function comes with its jaxpr, in which
-forward pass, backward pass and optimizer are one list of operations, each with the lines that asked
-for it. They are done one after the other here, instead of compiled.
+JAX passes each call to the current trace. A compiled function comes with its jaxpr: one list of
+operations for forward pass, backward pass and optimizer, each with the lines that called it. The
+recorder evaluates the operations one by one instead of compiling them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ CALLS = {
     "custom_vjp_call": "call_jaxpr",
     "remat2": "jaxpr",
 }
-"""Operations that evaluate a jaxpr, and what they call it."""
+"""Operations that evaluate a jaxpr, each with the name of its jaxpr parameter."""
 
 VIEWS = frozenset(
     f"jax.{name}"
@@ -48,14 +48,14 @@ VIEWS = frozenset(
         *("sharding_constraint", "squeeze"),
     )
 )
-"""Operations that leave all entries as they are, unless they change their kind or number."""
+"""Operations that keep all entries, except that they may change their dtype or repeat them."""
 
 DIFFERENTIATED, BACKWARD, RECOMPUTED = "jvp(", "transpose(", "rematted_computation"
-"""Marks in names of operations: of differentiated ones, of a backward pass, of one redone."""
+"""Marks in names of operations that are differentiated, in a backward pass, or recomputed."""
 
 
 class Caller(NamedTuple):
-    """The context of an operation of a jaxpr, from the operations that evaluate the jaxpr."""
+    """The context of a jaxpr's operations, given by the operations that evaluate the jaxpr."""
 
     stack: tuple[Line, ...] = ()
     names: str = ""
@@ -63,7 +63,7 @@ class Caller(NamedTuple):
 
 
 class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
-    """Records the operations that JAX does while it is entered."""
+    """A context in which the operations of JAX are recorded."""
 
     def __init__(self, is_passed_by: Callable[[str], bool]) -> None:
         super().__init__()
@@ -100,11 +100,11 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
         )
 
     def stage_value(self, value: Any) -> Any:
-        """A value as an array."""
+        """Convert a value to an array."""
         return core.eval_trace.stage_value(value)
 
     def process_primitive(self, primitive: Any, given: Sequence[Any], params: Any, /) -> Any:
-        """Do an operation that Python asks for; what it gives may be read as a number."""
+        """Do an operation called from Python; a result with one entry counts as read by Python."""
         made = self._done(primitive, given, params, source_info_util.current(), Caller())
         for one in made:
             if np.size(one) == 1 and (place := self._place(one)) is not None:
@@ -116,7 +116,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
         return made if primitive.multiple_results else made[0]
 
     def process_custom_jvp_call(self, _: Any, fun: Any, *given: Any, **__: Any) -> Any:
-        """Call a function that has its own derivative."""
+        """Call a function with a custom derivative."""
         with core.set_current_trace(self):
             return fun.call_wrapped(*given[-1])
 
@@ -125,7 +125,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
     def _done(
         self, primitive: Any, given: Sequence[Any], params: Any, source: Any, caller: Caller
     ) -> list[Any]:
-        """The results of an operation, which is recorded."""
+        """Do and record an operation, and return its results."""
         within = self._within(source, caller)
         if primitive.name == "cond":
             return self._evaluated(params["branches"][int(given[0])], given[1:], within)
@@ -153,7 +153,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
         return made
 
     def _take_down(self, draft: Operation, array: Any, *, is_of_numbers: bool) -> None:
-        """Remember what made an array: an operation, numbers alone, or what its entries are of."""
+        """Record how an array was made: from numbers only, as a view, or by an operation."""
         contents = _contents(array)
         before = [self._operations[place].contents for place in draft.inputs]
         if contents is not None and is_of_numbers and contents.size == 1:
@@ -164,7 +164,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
             self._add(draft, array)
 
     def _evaluated(self, closed: Any, given: Sequence[Any], caller: Caller) -> list[Any]:
-        """The results of a jaxpr."""
+        """Evaluate a jaxpr, and return its results."""
         jaxpr = getattr(closed, "jaxpr", closed)
         held = dict(zip(jaxpr.constvars, getattr(closed, "consts", ()), strict=True))
         held |= zip(jaxpr.invars, given, strict=True)
@@ -181,7 +181,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
         return [*map(read, jaxpr.outvars)]
 
     def _within(self, source: Any, caller: Caller) -> Caller:
-        """The context for the operations of a jaxpr, from the one that evaluates it."""
+        """The context for the operations of a jaxpr, given that of the operation evaluating it."""
         code, instructions = source.traceback.raw_frames() if source.traceback else ((), ())
         frames = [*map(source_info_util.raw_frame_to_frame, code, instructions)]
         lines = [_line(one) for one in frames if not self._is_passed_by(_module_of(one.file_name))]
@@ -192,7 +192,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
         )
 
     def _backward_pass(self, within: Caller) -> int | None:
-        """The number of the backward pass that an operation is in; notes where it begins."""
+        """The number of the backward pass that an operation is in; notes the pass's root."""
         if BACKWARD not in within.names or RECOMPUTED in within.names:
             return None
         if self._differentiated:
@@ -202,7 +202,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
         return self._passes
 
     def _root(self, stack: tuple[Line, ...]) -> list[int]:
-        """The last scalar of a forward pass that was made by a line, or by what it calls."""
+        """The place of the last scalar of a forward pass made by a line or its callees, if any."""
         made = [(place, self._operations[place]) for place in self._differentiated]
         return [
             place
@@ -212,7 +212,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
         ][-1:]
 
     def _inputs(self, given: Iterable[Any], within: Caller) -> tuple[int, ...]:
-        """The places of the operations that made arrays."""
+        """The places of the operations that made the given arrays."""
         draft = Operation(name=GIVEN, stack=within.stack, contents=NOTHING)
         places = [
             self._add(draft, one) if (known := self._place(one)) is None else known
@@ -234,7 +234,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
         return place
 
     def _number(self, given: Any) -> float | None:
-        """A number that an operation is given; None of an array that is none."""
+        """An operand as a number, given as such or in an array; None for any other array."""
         if isinstance(given, jax.Array) or np.ndim(given):
             number, _ = self._numbers.get(id(given), (None, None))
             return number
@@ -254,7 +254,7 @@ def _reads_gradient(frame: Any) -> bool:
 
 
 def _contents(array: Any) -> Contents | None:
-    """The contents of an array of numbers; None without entries, or for a key of random numbers."""
+    """The contents of an array of numbers; None for an empty array or a key of random numbers."""
     if jax.dtypes.issubdtype(array.dtype, jax.dtypes.extended) or not array.size:
         return None
     held = np.asarray(array, np.float64)
@@ -270,6 +270,6 @@ def _contents(array: Any) -> Contents | None:
 
 @cache
 def _module_of(file: str) -> str:
-    """The name of the module of a file; empty if none that has been imported is."""
+    """The name of the imported module of a file; empty if there is none."""
     named = sys.modules.copy().items()
     return next((name for name, one in named if getattr(one, "__file__", None) == file), "")

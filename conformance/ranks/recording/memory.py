@@ -1,4 +1,4 @@
-"""The last writers of tensors: parts of storages, and the operations that wrote to them."""
+"""The last writers of tensors: which operation last wrote to which part of which storage."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """A stretch of a storage, from its first byte to behind its last."""
+    """A range of bytes of a storage, from ``start`` up to but not including ``end``."""
 
     storage: int
     start: int
@@ -22,11 +22,11 @@ class Part(NamedTuple):
     entries: int
 
     def overlaps(self, other: Part) -> bool:
-        """Whether the two have bytes in common."""
+        """Whether two parts have bytes in common."""
         return self.start < other.end and other.start < self.end
 
     def covers(self, other: Part) -> bool:
-        """Whether all bytes of the other are in this."""
+        """Whether this part contains all bytes of the other part."""
         return self.start <= other.start and other.end <= self.end
 
 
@@ -39,13 +39,13 @@ def plain(tensor: torch.Tensor) -> torch.Tensor:
 
 @cache
 def wraps_others(kind: type) -> bool:
-    """Whether a class of tensors has its operations done on others, such as one of DTensors."""
+    """Whether a tensor class wraps other tensors and operates on them, as DTensor does."""
     own = getattr(kind, "__torch_dispatch__", None)
     return own is not torch._C._disabled_torch_dispatch_impl and kind is not torch.Tensor
 
 
 def part(tensor: torch.Tensor) -> Part | None:
-    """The part of its storage that a tensor covers; None without entries, or if they were freed."""
+    """The part of its storage that a tensor covers; None if it is empty or its storage is freed."""
     if wraps_others(type(tensor)) or tensor.device.type == "meta":
         return None
     if tensor.layout is not torch.strided or not tensor.numel():
@@ -63,21 +63,21 @@ def part(tensor: torch.Tensor) -> Part | None:
 
 @dataclass
 class Memory:
-    """The last writers of all parts of all storages."""
+    """The operations that last wrote to each part of each storage."""
 
     _writers: dict[int, list[tuple[Part, int]]] = field(default_factory=lambda: defaultdict(list))
     _kept: dict[int, torch.UntypedStorage] = field(default_factory=dict)
-    """Storages stay, so that no new one takes the place of a known one."""
+    """Known storages, kept alive so that no new storage gets the address of a known one."""
 
     def write(self, tensor: torch.Tensor, written: Part, writer: int) -> None:
-        """Remember who wrote to a part, and forget what it overwrote."""
+        """Remember the writer of a part, and forget parts that are wholly overwritten."""
         self._kept[written.storage] = tensor.untyped_storage()
         before = self._writers[written.storage]
         left = [(one, earlier) for one, earlier in before if not written.covers(one)]
         self._writers[written.storage] = [*left, (written, writer)]
 
     def writers(self, read: Part) -> Iterator[tuple[Part, int]]:
-        """Yield who wrote what a part holds, the latest first."""
+        """Yield the parts that now make up a part, with their writers, the latest first."""
         for written, writer in reversed(self._writers.get(read.storage, [])):
             if written.overlaps(read):
                 yield written, writer

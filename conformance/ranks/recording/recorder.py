@@ -1,8 +1,7 @@
-"""Records the operations of a traced job on one rank, and what each left in which tensor.
+"""Records the operations of a traced job on one rank, with the contents of their results.
 
-One token has an advantage and every other has none, so that each tensor on the way from its loss to
-its gradient has one entry that is not 0. What that is multiplied by is read off the record later;
-here, every operation is taken down.
+Only one token has an advantage, so each tensor on the way from its loss to its gradient has one
+non-zero entry. The factors on this entry are computed later from the recorded operations.
 """
 
 from __future__ import annotations
@@ -45,27 +44,27 @@ if TYPE_CHECKING:
 COPY = "aten.copy_.default"
 
 TAKING = ("aten.slice", "aten.select", "aten.narrow", "aten.split")
-"""The beginnings of the names of operations that view a part of a tensor."""
+"""Name prefixes of operations that view a part of a tensor."""
 
 EMPTY = ("aten.empty", "aten.new_empty", "aten.zeros", "aten.new_zeros")
-"""The beginnings of the names of operations whose results hold nothing yet."""
+"""Name prefixes of operations whose results hold nothing yet."""
 
 LARGE = 1 << 22
-"""Entries of a tensor, such as a bucket of gradients, that is not looked at before it is used."""
+"""The size above which an empty tensor, such as a gradient bucket, is not read before its use."""
 
 LISTING = ("tolist", "numpy")
-"""Methods of tensors that hand their entries to Python; torch dispatches no operation for them."""
+"""Methods that return a tensor's entries to Python without a dispatched operation."""
 
 build = torch.tensor
-"""Operations that make a tensor of a list."""
+"""Torch's own ``torch.tensor``, which the recorder replaces while it records."""
 
 listed = torch.Tensor.tolist
-"""The method itself, by which the recorder looks at entries."""
+"""Torch's own ``Tensor.tolist``, with which the recorder itself reads entries."""
 
 
 @dataclass
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operations that torch dispatches while it is entered."""
+    """A context in which the operations that torch dispatches are recorded."""
 
     is_passed_by: Callable[[str], bool]
     _operations: list[Operation] = field(default_factory=list)
@@ -75,10 +74,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The tensors that collectives may still write to, by the places of their operations."""
 
     _differentiated: dict[int, tuple[Line, ...]] = field(default_factory=dict)
-    """The stacks of forward operations, by the numbers that autograd gives their derivatives."""
+    """The stacks of forward operations, by autograd's sequence numbers of their derivatives."""
 
     _views: dict[Part, tuple[Line, ...]] = field(default_factory=dict)
-    """The lines that took parts of tensors."""
+    """The lines that viewed parts of tensors, by part."""
 
     _cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     _roots: dict[int, int] = field(default_factory=dict)
@@ -87,7 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         default_factory=lambda: defaultdict(dict)
     )
     _looked_at: set[Line] = field(default_factory=set)
-    """The lines whose functions' variables are known."""
+    """The lines at which the variables of their function have been noted."""
 
     def __post_init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -95,21 +94,21 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._thread = threading.get_ident()
 
     def __enter__(self) -> Recorder:
-        """Begin to record."""
+        """Begin to record operations."""
         for name in LISTING:
             setattr(torch.Tensor, name, self._noting(getattr(torch.Tensor, name)))
         torch.tensor = self._building(build)
         return super().__enter__()  # type: ignore[no-any-return, no-untyped-call]
 
     def __exit__(self, *error: object) -> None:
-        """Record no more."""
+        """Stop recording operations."""
         for name in LISTING:
-            delattr(torch.Tensor, name)  # that of its base shows again
+            delattr(torch.Tensor, name)  # uncovers the method of the base class
         torch.tensor = build
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
     def _noting(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """A method of tensors, with a note that Python has the entries from here."""
+        """A method of tensors that also records that Python reads the entries."""
 
         def noting(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             who = self._asked()
@@ -123,7 +122,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return noting
 
     def _building(self, method: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        """``torch.tensor``, which looks at the tensors of a list without an operation."""
+        """``torch.tensor``, which also records the tensors that it reads from a list."""
 
         def building(data: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
             made, parts = method(data, *args, **kwargs), _tensors(data)
@@ -157,10 +156,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation and take down what it makes of what."""
+        """Run an operation and record its inputs and results."""
         kwargs = kwargs or {}
         if any(map(wraps_others, types)):
-            return NotImplemented  # the operations on the tensors within it are seen
+            return NotImplemented  # operations on the wrapped tensors are dispatched next
         who = self._asked()
         if str(func) == LIFTED:
             return self._lifted(func(*args, **kwargs), who)
@@ -199,19 +198,19 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def _lifted(self, made: torch.Tensor, who: Asked) -> torch.Tensor:
-        """A tensor that was made of numbers."""
+        """Record a tensor that was made of numbers, and return it."""
         draft = Operation(name=LIFTED, stack=who.stack, contents=NOTHING, variables=who.variables)
         self._add(draft, made)
         return made
 
     def _viewed(self, func: Any, result: Any, stack: tuple[Line, ...]) -> Any:
-        """A view: nothing is looked at until it is read. Its derivative is an operation."""
+        """Note the lines that made a view, and return it; its contents are recorded when read."""
         taken = (part(plain(one)) for one in _tensors(result) if str(func).startswith(TAKING))
         self._views.update((one, stack) for one in taken if one is not None)
         return result
 
     def _look_at(self, who: Asked) -> None:
-        """Note the variables of functions, once for each of their lines."""
+        """Note the variables of the functions on a stack, once for each line."""
         for line, frame in zip(who.stack, who.frames, strict=True):
             if line not in self._looked_at:
                 self._looked_at.add(line)
@@ -219,7 +218,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     look_at(frame, self._kinds[line.file, line.function])
 
     def _completes_collective(self, func: Any, args: Any) -> bool:
-        """Whether gloo copies its own result to where a collective is to leave it."""
+        """Whether an operation is gloo's own copy of a collective's result to its destination."""
         if str(func) != COPY or not self._pending:
             return False
         target, source = map(part, args[:2])
@@ -227,14 +226,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return target in waiting and source is not None and not [*self._memory.writers(source)]
 
     def _add_later(self, draft: Operation, written: Iterable[torch.Tensor]) -> None:
-        """Take down a collective, whose results may come later: they are looked at when read."""
+        """Record a collective; its results may arrive later, and are recorded when first read."""
         for tensor in written:
             place = self._add(draft, tensor)
             if place is not None:
                 self._pending[place] = tensor
 
     def _stack(self, who: Asked) -> tuple[Line, ...]:
-        """The lines that asked for an operation, or for what it is the derivative of."""
+        """The lines that called an operation, or called the operation that it differentiates."""
         if _backward_pass() is None:
             number = torch._C._autograd._get_sequence_nr()
             self._differentiated.setdefault(number - 1, who.stack)
@@ -244,7 +243,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return who.inside or forward or who.stack
 
     def _note_ends(self, who: Asked, inputs: tuple[int, ...]) -> None:
-        """Note where a backward pass begins, and where the adapter reads the gradient."""
+        """Note the root of a backward pass, and the operations whose gradient the adapter reads."""
         backward_pass = _backward_pass()
         if backward_pass is not None and backward_pass not in self._roots:
             self._roots.update((backward_pass, one) for one in self._inputs(who.roots, who)[:1])
@@ -256,7 +255,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tuple(dict.fromkeys(found))
 
     def _writers(self, tensor: torch.Tensor, who: Asked) -> Iterator[int]:
-        """Yield the places of the operations that left what a tensor holds."""
+        """Yield the places of the operations that wrote the contents of a tensor."""
         read = part(tensor)
         if read is None:
             return
@@ -276,7 +275,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         yield added
 
     def _settle(self, place: int) -> None:
-        """Take down what a collective left in a tensor, which is now looked at."""
+        """Record the result of a pending collective, which is now read."""
         tensor = self._pending.pop(place, None)
         if tensor is not None and part(tensor) is not None:
             operation = self._operations[place]
@@ -297,13 +296,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _unseen() -> Iterator[None]:
-    """Look at tensors without being asked again by a mode of torch, such as this recorder."""
+    """A context for reading tensors without calling modes of torch, such as this recorder."""
     with _disable_current_modes(), torch._C.DisableTorchFunction():
         yield
 
 
 def _backward_pass() -> int | None:
-    """The number of the backward pass that is under way."""
+    """The number of the backward pass that is under way; None outside a backward pass."""
     number: int = torch._C._current_graph_task_id()
     return None if number == -1 else number
 
@@ -313,7 +312,7 @@ def _numbers(given: Any) -> tuple[float, ...]:
 
 
 def _each_of_several(func: Any, args: Any) -> list[Any]:
-    """The operands of each of the operations that one on lists of tensors does, if it is one."""
+    """The operands of each single operation of a ``_foreach_`` operation; empty for any other."""
     if not str(func).startswith("aten._foreach_"):
         return []
     lists = [one for one in args if isinstance(one, (list, tuple))]
@@ -322,7 +321,7 @@ def _each_of_several(func: Any, args: Any) -> list[Any]:
 
 
 def _made(func: Any, args: Any, kwargs: Any, result: Any) -> list[torch.Tensor]:
-    """The tensors that an operation made or changed; views of others are neither."""
+    """The tensors that an operation made or changed; a view is neither."""
     positional = zip(func._schema.arguments, args, strict=False)
     named = ((one, kwargs[one.name]) for one in func._schema.arguments if one.name in kwargs)
     changed = [
@@ -338,7 +337,7 @@ def _made(func: Any, args: Any, kwargs: Any, result: Any) -> list[torch.Tensor]:
 
 
 def _tensors(given: Any) -> list[torch.Tensor]:
-    """The tensors in arguments of an operation, which has no other containers than these."""
+    """The tensors among an operation's arguments, also within tuples, lists and dicts."""
     if isinstance(given, torch.Tensor):
         return [plain(given)]
     held = given.values() if isinstance(given, dict) else given
@@ -347,10 +346,10 @@ def _tensors(given: Any) -> list[torch.Tensor]:
 
 
 def _contents(tensor: torch.Tensor) -> Contents:
-    """The contents of a tensor; a large one is not copied, as some buffers fill half of the memory.
+    """The contents of a tensor; a large tensor is not copied, as buffers may fill half the memory.
 
-    A mode of torch functions would see this, and before torch 2.13 take ``listed`` for what the
-    recorder has put in its place.
+    Modes of torch functions are disabled: they would see these calls, and before torch 2.13 they
+    would take ``listed`` for the recorder's replacement of it.
     """
     if not tensor.numel():
         return NOTHING
@@ -370,5 +369,5 @@ def _contents(tensor: torch.Tensor) -> Contents:
 
 
 def _is_same(one: Contents, other: Contents) -> bool:
-    """Whether two tensors held the same; NaN counts as equal to NaN."""
+    """Whether two contents are equal; NaN counts as equal to NaN."""
     return repr(one) == repr(other)

@@ -1,4 +1,4 @@
-"""Replaces values of a framework's own computation, to see what comes of it."""
+"""Replaces values within a framework's own computation, to see the effect on its result."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 
 class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Replaces what an operation of one line makes, or is given, forward and backward.
+    """Replaces the result or an operand of an operation at one line, in forward and backward.
 
-    ``held`` is what there was before, each time that the line asked.
+    ``held`` has the original entries, once for each call of the operation.
     """
 
     def __init__(
@@ -45,10 +45,10 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The replacements of operands that autograd has kept as they were, by storages."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run an operation, perhaps with another operand, and perhaps hand out another result."""
+        """Run an operation; at the replacement's line, replace its operand or its result."""
         kwargs = kwargs or {}
         if any(map(wraps_others, types)):
-            # Tensors without values, by which a rank learns how to cut others, have no such help.
+            # Fake tensors, with which DTensor plans how to shard, have no values to replace.
             return func(*args, **kwargs) if FakeTensor in types else NotImplemented
         if self._is_derivative():
             args, kwargs = tree_map(self._as_before, (args, kwargs))
@@ -79,10 +79,10 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if isinstance(result, torch.Tensor):
             other = self._instead_of(result)
             return other if func.is_view else result.copy_(other)
-        return type(result)(self._instead((float(result),))[0])  # what Python reads of a tensor
+        return type(result)(self._instead((float(result),))[0])  # a number that Python reads
 
     def _with_operand(self, given: Any) -> Any:
-        """The operands, one of them replaced and remembered."""
+        """The operands, one of which is replaced and remembered for the backward pass."""
         kind = torch.Tensor if self._replaced.operand is Operand.TENSOR else (int, float)
         left = self._replaced.position
 
@@ -123,7 +123,7 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return other.to(dtype).reshape(tensor.shape)
 
     def _instead(self, entries: tuple[float, ...]) -> tuple[float, ...]:
-        """Remember the entries, and return what replaces them."""
+        """Remember the original entries, and return their replacements."""
         start, times = sum(map(len, self.held)), len(self.held)
         self.held.append(entries)
         if self._replaced.entries is None:
@@ -143,7 +143,7 @@ def _requires_grad(one: Any) -> bool:
 def replacing_mode(
     replaced: Replacement | Edit, rank: int, is_passed_by: Callable[[str], bool]
 ) -> Replacing | Editing:
-    """The context in which a rank computes with a replacement."""
+    """The context in which a rank computes with a replaced value or an edited statement."""
     if isinstance(replaced, Edit):
         return Editing(replaced)
     return Replacing(replaced, rank, is_passed_by)

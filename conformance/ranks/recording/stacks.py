@@ -1,7 +1,7 @@
-"""The owners of the frames of a stack, and the call that a rank waits in.
+"""The packages that the frames of a stack belong to, and the call that a rank waits in.
 
-A rank that hangs is sent a signal, on which `faulthandler` prints the stacks of its threads; that
-works while it is in native code. One that gave up has a traceback.
+A rank that hangs is sent a signal, on which `faulthandler` prints the stacks of its threads, even
+while the rank is in native code. A rank that gave up has a traceback.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIBRARIES = frozenset(sys.stdlib_module_names) - {"__main__", "__mp_main__"} | {
     *("torch", "numpy", "tensordict", "typing_extensions", "jax", "jaxlib", "flax"),
     *("antlr4", "attr", "hydra", "loguru", "omegaconf", "yaml"),
 }
-"""Packages whose frames are passed by: a framework or its engine asked for what they do."""
+"""Packages whose frames are passed by, since a framework or its engine called them."""
 
 PRINTS_STACKS = signal.SIGUSR2
 """The signal on which a rank prints its stacks."""
@@ -49,9 +49,9 @@ BACKWARD = "torch/autograd/graph.py"
 
 
 def passes_by(adapter: Adapter) -> Callable[[str], bool]:
-    """Whether frames of a module are ours, or of a library that others ask to do something.
+    """A function that returns whether a module is ours or a library's, and not the framework's.
 
-    An adapter without a package is its own framework, with the modules next to its classes.
+    An adapter without a package is its own framework, including the modules next to its classes.
     """
     classes = [one for one in type(adapter).__mro__ if issubclass(one, Adapter)]
     modules = [one.__module__ for one in classes if one is not Adapter and not adapter.package]
@@ -68,10 +68,10 @@ def passes_by(adapter: Adapter) -> Callable[[str], bool]:
 
 @dataclass(frozen=True)
 class Waiting:
-    """The activity of a rank while others wait for it, or it for others.
+    """The activity of a rank that waits for other ranks, or that other ranks wait for.
 
-    ``collective`` is the function of torch that it is in, ``place`` the line that called it. Both
-    are None where its stack is not known.
+    ``collective`` is torch's function that the rank waits in, if any; ``place`` is the framework's
+    line that it is at. Both are None if the rank's stack is not known.
     """
 
     collective: str | None = None
@@ -87,9 +87,9 @@ UNKNOWN = Waiting()
 
 
 def waiting(stack: str, adapter: Adapter, source: Path | None) -> Waiting:
-    """The activity of a rank, by a traceback or by the stacks of its threads, the main one last.
+    """The activity of a rank, given a traceback or the stacks of its threads, the main one last.
 
-    The thread of a backward pass has frames of torch alone; the outermost one is the place.
+    A thread of a backward pass has only frames of torch; its outermost frame is the place.
     """
     is_passed_by = passes_by(adapter)
     calls = CALL.findall(THREAD.split(stack)[-1])
@@ -110,7 +110,7 @@ def waiting(stack: str, adapter: Adapter, source: Path | None) -> Waiting:
 
 
 def _collective(calls: Iterable[tuple[str, str]]) -> str | None:
-    """The function that calls of libraries were made through, the innermost first."""
+    """The collective among the calls of libraries, which are given from the innermost."""
     for file, function in calls:
         if file.endswith(COLLECTIVES) and not function.startswith("_") and function != "wrapper":
             return function
@@ -120,9 +120,9 @@ def _collective(calls: Iterable[tuple[str, str]]) -> str | None:
 
 
 def told(states: Mapping[int, str]) -> str:
-    """The activities of all ranks, in one sentence; those of ranks that did the same together.
+    """The activities of all ranks, in one sentence that groups ranks with the same activity.
 
-    The order is that of what they did, those that wait first: which ranks do it may change.
+    The order is by activity, waiting ranks first, since the ranks of an activity may vary by run.
     """
     ranks: dict[str, list[int]] = defaultdict(list)
     for rank, state in sorted(states.items(), key=_waiting_first):

@@ -1,4 +1,4 @@
-"""The kinds of the values that a function has in variables, by how its source reads them."""
+"""The kinds of a function's values, by the expressions with which its source can read them."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ if TYPE_CHECKING:
     from types import FrameType
 
 MOST_READABLE = 512
-"""The most values of a function that are looked at."""
+"""The most values of a function that are inspected."""
 
 MOST_PARTS = 64
-"""The most values of a mapping or an object."""
+"""The most values of a mapping or an object that are inspected."""
 
 DEEPEST = 2
 """The most steps from a variable to a value, as in ``self.config.clip``."""
 
 
 def look_at(frame: FrameType, known: dict[str, str | None]) -> None:
-    """Note the kinds of a function's variables that are not known, and of what is in them.
+    """Note the kinds of a function's unknown variables, and of their attributes and entries.
 
-    Values of one kind can take each other's place. A value that no other can replace has None.
+    Values of one kind can replace each other. The kind is None for a value that no other can
+    replace.
     """
     named = frame.f_locals.items()
     several = [(name, held) for name, held in named if name.isidentifier() and name not in known]
-    with suppress(Exception):  # a framework's own mapping may raise anything where it is read
+    with suppress(Exception):  # a framework's own mapping may raise anything when it is read
         for text, held in islice(_readable(several), MOST_READABLE if several else 0):
             known[text] = _kind(held)
 
 
 def _readable(several: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:
-    """Yield variables, then their attributes and entries, then those of these."""
+    """Yield variables, then their attributes and entries, and so on down to `DEEPEST` steps."""
     for _ in range(DEEPEST):
         yield from several
         several = [

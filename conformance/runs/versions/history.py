@@ -1,4 +1,4 @@
-"""A list of commits, each run in a process of its own."""
+"""Runs a list of commits, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
 
 EXIT = "_pytest.outcomes.Exit: "
-"""Stands before the words with which pytest's run was ended."""
+"""The prefix of the reason with which a pytest run was ended."""
 
 ERROR = "ERROR: "
-"""Stands before the reason that a run has no verdict."""
+"""The prefix of the reason why a run has no verdict."""
 
 FAILED = (3, 4)
-"""Exit statuses of pytest for a run that could not write its report, say, or not begin."""
+"""Exit statuses of pytest for a run that could not begin or, for example, not write its report."""
 
 
 RUNNING: set[subprocess.Popen[str]] = set()
-"""The runs that are under way."""
+"""The processes of the runs that are under way."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class CommitRuns:
     options: tuple[str, ...] = ()
 
     def arguments(self, commit: Commit, report: Path) -> list[str]:
-        """The run of a commit, as a user would type it after ``pytest``."""
+        """The pytest arguments of a commit's run, as a user would type them."""
         return [
             f"--adapter={self.adapter}",
             f"--source={commit.source(self.repository)}",
@@ -59,23 +59,23 @@ class CommitRuns:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The outcome of one commit: a report, or the reason that there is none to rely on."""
+    """The outcome of one commit: a report, or the reason why there is no reliable report."""
 
     commit: Commit
     report: Report | None = None
     problem: str | None = None
     has_failed: bool = False
-    """Whether its run could not begin, or not write its report."""
+    """Whether the commit's run could not begin or could not write its report."""
 
     unreached: str | None = None
-    """The part that its time did not suffice for, in words."""
+    """If the run was ended by its time limit, how far it had come, in words."""
 
 
 def find_commits(selection: CommitRuns, refs: Sequence[str]) -> list[Commit]:
     """The commits of refs and ranges, after all checks that are possible before a run.
 
     Raises:
-        ConformanceError: one of them cannot be run.
+        ConformanceError: a commit cannot be run.
     """
     adapter = registry.create(selection.adapter, selection.engine)
     commits = [commit for ref in refs for commit in commits_of(selection.repository, ref)]
@@ -86,7 +86,7 @@ def find_commits(selection: CommitRuns, refs: Sequence[str]) -> list[Commit]:
 
 
 def _collect(selection: CommitRuns, commit: Commit) -> None:
-    """Have pytest look at everything else, which is the same for every commit."""
+    """Let pytest check all other options, which are the same for every commit."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = selection.arguments(commit, Path(folder) / "report.json")
         result = _pytest(folder, "--collect-only", *arguments)
@@ -102,7 +102,7 @@ def run(
 ) -> Iterator[Row]:
     """Run one commit after another; keep their reports in a folder if one is given.
 
-    A run that takes longer than ``seconds`` is ended, and its row has what it found by then.
+    A run that takes longer than ``seconds`` is ended, and its row has the findings made by then.
     """
     with tempfile.TemporaryDirectory() as scratch:
         folder = (reports or Path(scratch)).resolve()
@@ -112,10 +112,10 @@ def run(
 
 
 def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit]) -> None:
-    """Require that a folder can keep the commits' reports.
+    """Require that the commits' reports can be written to a folder.
 
     Raises:
-        InvalidHistoryError: it cannot.
+        InvalidHistoryError: they cannot.
     """
     try:
         files.require_room(folder)
@@ -140,7 +140,7 @@ def run_one(
     scratch: str,
     seconds: float | None = None,
 ) -> Row:
-    """Run one commit from an empty folder; its report is left where it is asked for."""
+    """Run one commit from an empty folder, and leave its report at the given path."""
     report.resolve().unlink(missing_ok=True)
     begun = time.monotonic()
     result = _pytest(scratch, *selection.arguments(commit, report), seconds=seconds)
@@ -174,7 +174,7 @@ def row_of(commit: Commit, report: Path, output: str) -> Row:
 
 
 def end_all() -> None:
-    """Have all runs that are under way write their reports and end."""
+    """Tell all runs that are under way to write their reports and end."""
     for process in [*RUNNING]:
         process.terminate()
 
@@ -182,7 +182,7 @@ def end_all() -> None:
 def _pytest(
     folder: str, *arguments: str, seconds: float | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run pytest in a folder, and have it write its report and end after some seconds."""
+    """Run pytest in a folder; after ``seconds``, tell it to write its report and end."""
     process = start(folder, subprocess.PIPE, *arguments)
     RUNNING.add(process)
     try:
@@ -198,7 +198,7 @@ def _pytest(
 
 
 def start(folder: str, output: int | IO[str], *arguments: str) -> subprocess.Popen[str]:
-    """Start pytest in a folder without settings for it, and without its summary on GitHub."""
+    """Start pytest in a folder without pytest settings, and without a summary on GitHub."""
     return subprocess.Popen(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments],
         cwd=folder,
@@ -210,9 +210,9 @@ def start(folder: str, output: int | IO[str], *arguments: str) -> subprocess.Pop
 
 
 def last_words(output: str) -> str:
-    """The reason that a run names for its end, or the last line that says something.
+    """The reason that a run gives for its end, or else its last line with words.
 
-    Pytest underlines with signs.
+    Lines of only ``=`` or ``!``, with which pytest underlines, are skipped.
     """
     lines = [line.strip("!= \t").removeprefix(EXIT) for line in output.splitlines()]
     reasons = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]

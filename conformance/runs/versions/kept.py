@@ -1,7 +1,7 @@
 """Reports of the bases of earlier reviews, in the user's cache.
 
-It is kept by commit, adapter and options of the run, and by all code that a finding depends on, so
-that a review of a branch that changes runs one version.
+A report is found by the commit, adapter and options of its run and by a checksum of all code that a
+finding depends on. A later review of a branch with the same base then runs only the head.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ BASES = "bases"
 """The folder of the reports in the cache."""
 
 MOST = 30
-"""Reports that are kept; the oldest goes."""
+"""The most reports that are kept; the oldest ones are removed."""
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The place of the report of one version."""
+    """The file in the cache with the report of one version."""
 
     path: Path
 
     @classmethod
     def of(cls, adapter: Adapter, commit: Commit, options: Iterable[str]) -> Self:
-        """The place of a commit's report, run with options."""
+        """The file for the report of a commit that is run with the given options."""
         digest = hashlib.sha256(user_cache.digest_of_code().encode())
         installed = [
             f"{name} {installed_version(name)}" for name in ("torch", *adapter.dependencies)
@@ -52,13 +52,13 @@ class Kept:
         return cls(user_cache.folder(BASES) / f"{digest.hexdigest()[:32]}.json.gz")
 
     def load(self) -> Report | None:
-        """The report, if there is one that can be read."""
+        """The report; None if there is no report that can be read."""
         with suppress(ReportFileError):
             return report_file.load_reliable(self.path)
         return None
 
     def save(self, report: Report) -> None:
-        """Keep a report, if there is room for it."""
+        """Write a report to the file, if it can be written."""
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             report_file.write(report, self.path)
@@ -68,7 +68,7 @@ class Kept:
 
 
 def merged(former: Report | None, latter: Report | None) -> Report | None:
-    """The findings of two reports of one version in one."""
+    """One report with the findings of two reports of the same version."""
     if former is None or latter is None:
         return former or latter
     header = Header(**{name: getattr(latter, name) for name in Header.model_fields})

@@ -1,4 +1,4 @@
-"""Runs a version of a framework and its base, on what the change touches, within a budget."""
+"""Runs the jobs that a change affects on a version and on its base, within a time budget."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ if TYPE_CHECKING:
     from conformance.ranks.changed import Place
 
 POLL = 0.5
-"""Seconds between two looks at how far the runs have come."""
+"""Seconds between two checks of the runs' progress."""
 
 SECONDS_TO_END = 3.0
-"""For a run that is told to end; after them it is killed, and its journal has what it had found."""
+"""The seconds that a run has to end before it is killed; its findings are then in its journal."""
 
 OF_FINDINGS = 0.6
-"""The share of the budget after which lines are looked for, if anything is worse by then."""
+"""The share of the budget after which causes are traced, if a finding is worse by then."""
 
 OF_A_VERDICT = 0.5
-"""The share of the budget that is left for what comes after the first finding of both."""
+"""The share of the budget that is reserved for the time after both runs' first finding."""
 
 NAMES = ("base.json", "head.json")
-"""The files of the reports of both versions, where they are kept."""
+"""The file names of the two versions' reports, if they are kept."""
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Review:
-    """A review that is about to be run: two versions, the lines that differ, and the settings."""
+    """The plan of a review: two versions, the lines that differ between them, and the settings."""
 
     adapter: Adapter
     versions: Versions
@@ -74,7 +74,7 @@ class Review:
 
     @property
     def folder(self) -> str:
-        """The folder in which the package is, as seen from the workspace of a runner."""
+        """The folder of the package, relative to the workspace of a CI runner."""
         repository = self.versions.repository
         if repository is None:
             return ""
@@ -94,7 +94,7 @@ class Review:
 
 
 class Progress(NamedTuple):
-    """The findings that the two runs have made."""
+    """The findings that the two runs have made so far."""
 
     head: list[Finding]
     base: dict[str, Finding]
@@ -102,13 +102,13 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Ran:
-    """The outcome of the two versions, and the changed statements that no job of the head ran."""
+    """The outcomes of the two versions, and the changed statements that no job of the head ran."""
 
     base: Row
     head: Row
     not_run: set[Place] = field(default_factory=set)
     is_cut_short: bool = False
-    """Whether there was more to be looked at when they were ended."""
+    """Whether the runs were ended before they had made all their findings."""
 
 
 def prepare(
@@ -122,7 +122,7 @@ def prepare(
     modes: str | None = None,
     options: Sequence[str] = (),
 ) -> Review:
-    """Find the two versions and choose what to run; ``options`` are further ones of both runs.
+    """Find the two versions and choose the jobs; ``options`` are further options of both runs.
 
     Raises:
         ConformanceError: a version, an adapter or a layout does not exist.
@@ -165,7 +165,7 @@ def prepare(
 
 @contextmanager
 def signals_noted() -> Iterator[threading.Event]:
-    """An event that is set once the user wants an end; signals that are ignored stay so."""
+    """An event that is set by the first signal to end; signals that were ignored stay ignored."""
     noted = threading.Event()
     former = {sign: signal.getsignal(sign) for sign in SIGNALS}
     heard = [sign for sign, handler in former.items() if handler is not signal.SIG_IGN]
@@ -202,7 +202,7 @@ class _Side:
             self._process.terminate()
 
     def row(self, latest: float) -> Row:
-        """The outcome; of a run that had to be killed, the findings of its journal."""
+        """The outcome of the run; if it had to be killed, with the findings in its journal."""
         try:
             self._process.wait(max(latest - time.monotonic(), 0.1))
         except subprocess.TimeoutExpired:
@@ -219,7 +219,7 @@ class _Side:
         return Row(commit=self.commit, report=found, problem=problem)
 
     def _found(self) -> Report | None:
-        """The report, or that of the journal; how much a run was to find is known by its end."""
+        """The report, or one made from the journal, marked as complete with the findings it has."""
         journals = [one for one in (journal.left(self.report),) if one is not None]
         for path in (self.report, *journals):
             with suppress(ReportFileError):
@@ -232,7 +232,7 @@ class _Side:
 
 
 class _Both:
-    """The runs of both versions; that of the base begins once it has anything to make."""
+    """The runs of both versions; the base's run begins once it has a finding to make."""
 
     def __init__(self, review: Review, scratch: Path, trace_at: float) -> None:
         self._review = review
@@ -258,7 +258,7 @@ class _Both:
         self.head = _Side(review, review.versions.head, self._paths["head"], for_head, scratch)
 
     def progress(self) -> Progress:
-        """The findings that both have made by now."""
+        """The findings that both runs have made so far."""
         head = journal.findings(self._paths["head"])
         base = self._had | {one.id: one for one in journal.findings(self._paths["base"])}
         if self._base is None and (self._known is None or {one.id for one in head} - {*base}):
@@ -269,7 +269,7 @@ class _Both:
 
     @property
     def have_ended(self) -> bool:
-        """Whether nothing more is to come, as also where one of them ends without a report."""
+        """Whether both runs have ended, or one of them has ended without a report."""
         sides = self._sides
         are_lost = any(one.has_ended and not one.report.exists() for one in sides)
         return are_lost or all(one.has_ended for one in sides)
@@ -279,7 +279,7 @@ class _Both:
         return [one for one in (self.head, self._base) if one is not None]
 
     def tell_to_end(self) -> None:
-        """Have both write their reports."""
+        """Tell both runs to write their reports and end."""
         for one in self._sides:
             one.tell_to_end()
 
@@ -304,10 +304,10 @@ def run(
     is_ended: Callable[[], bool],
     show: Callable[[Progress], None],
 ) -> Ran:
-    """Run both versions at once, and show what each has made, until both have ended.
+    """Run both versions at the same time, and show their progress until both have ended.
 
-    They are ended at ``until``, by `time.monotonic`, or once the review ``is_ended``. If a machine
-    is so slow that they take most of that time to start, they have up to twice as much.
+    The runs are ended at ``until``, by `time.monotonic`, or once ``is_ended`` returns True. If a
+    machine is so slow that starting takes most of this time, the runs get up to twice as much.
     """
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -350,10 +350,10 @@ def _run(
 
 
 def require_folder(folder: Path) -> None:
-    """Require that a folder can keep both reports, and remove those of an earlier review.
+    """Require that both reports can be written to a folder, and remove those of an earlier review.
 
     Raises:
-        ReportPathError: it cannot.
+        ReportPathError: the reports cannot be written there.
     """
     try:
         files.require_room(folder)
@@ -364,7 +364,7 @@ def require_folder(folder: Path) -> None:
 
 
 def keep(ran: Ran, folder: Path) -> ReportPathError | None:
-    """Keep the reports that there are in a folder, and return why one of them cannot be kept."""
+    """Write the available reports to a folder; returns the error if one cannot be written."""
     try:
         for name, row in zip(NAMES, (ran.base, ran.head), strict=True):
             if row.report is not None:
@@ -380,10 +380,10 @@ def _not_kept(folder: Path, error: OSError) -> ReportPathError:
 
 
 def reports(ran: Ran) -> tuple[Report, Report]:
-    """The reports of both versions, of the findings that both have.
+    """The reports of both versions, reduced to the findings that both have.
 
     Raises:
-        NothingToCompareError: one of them could not be run.
+        NothingToCompareError: one of the versions could not be run.
     """
     both = (("base", ran.base), ("head", ran.head))
     for name, row in sorted(both, key=lambda one: not one[1].has_failed):  # which ends the other
@@ -403,7 +403,7 @@ def reports(ran: Ran) -> tuple[Report, Report]:
 
 
 def _among(report: Report, other: Report) -> Report:
-    """A report of those findings that another has as well."""
+    """A report reduced to the findings that another report has as well."""
     ids = {finding.id for finding in other.findings}
     findings = [finding for finding in report.findings if finding.id in ids]
     found = [
@@ -415,5 +415,5 @@ def _among(report: Report, other: Report) -> Report:
 
 
 def first_worse(progress: Progress) -> Finding | None:
-    """The first finding of the head that is worse than the base's."""
+    """The head's first finding that is worse than the base's."""
     return next(worse(progress.base, progress.head), None)

@@ -1,4 +1,4 @@
-"""Every framework's main branch and newest release, each run on two layouts in its own process."""
+"""Runs every framework's main branch and newest release, each on two layouts in its own process."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 CHECKS = (Check.WEIGHTS, Check.METRIC)
 
 LAYOUTS = 2
-"""The layouts of a run; with more, all frameworks take longer than a quarter of an hour."""
+"""The number of layouts of a run; with more, all frameworks together take over 15 minutes."""
 
 MOST_RANKS = 4
 
 
 class Newest(StrEnum):
-    """The version of a framework that is run."""
+    """The choice of a framework's version: its main branch or its newest release."""
 
     MAIN = "main"
     RELEASE = "release"
@@ -50,14 +50,14 @@ class Target:
 
     @property
     def framework(self) -> str:
-        """The framework's name with that of its engine."""
+        """The names of the framework and of its engine."""
         return f"{self.adapter.name} {self.adapter.engine}"
 
     def commit(self) -> Commit:
-        """The version, as it is now.
+        """The current commit of the version.
 
         Raises:
-            ConformanceError: there is none.
+            ConformanceError: there is no such version.
         """
         is_published = self.adapter.distribution is not None
         if self.newest is Newest.RELEASE and (self.repository or is_published):
@@ -68,9 +68,9 @@ class Target:
 
 
 def targets(names: Sequence[str], sources: Path) -> list[Target]:
-    """The targets of the named adapters, or of all that drive a framework.
+    """The targets of the named adapters, by default of all adapters.
 
-    ``sources`` is a folder of clones that are named as adapters are, in any case.
+    ``sources`` is a folder of clones; a clone's name is its adapter's, in upper or lower case.
 
     Raises:
         SourceError: there is no such folder.
@@ -90,7 +90,7 @@ def targets(names: Sequence[str], sources: Path) -> list[Target]:
 
 
 def run(target: Target, reported: Report | None, reports: Path | None, seconds: float) -> Row:
-    """Run a version on the two layouts with the most findings in a report, for some seconds."""
+    """Run a version on the two layouts with the most findings in a report, for ``seconds``."""
     try:
         commit = target.commit()
     except ConformanceError as error:
@@ -112,10 +112,10 @@ def run(target: Target, reported: Report | None, reports: Path | None, seconds: 
 
 
 def _selection(adapter: Adapter, reported: Report | None) -> Iterator[str]:
-    """Yields the options that choose the layouts, and the findings of them that a report has.
+    """Yields the options that choose the layouts, and those findings on them that a report has.
 
-    Of layouts with as many findings, and without a report, the largest are chosen, and of layouts
-    without findings everything is run.
+    Of layouts with equally many findings, the largest are chosen. If the report has no findings on
+    the layouts, everything is run.
     """
     fitting = [layout for layout in adapter.layouts() if layout.world_size <= MOST_RANKS]
     by_size = sorted(fitting, key=lambda layout: layout.world_size, reverse=True)

@@ -1,4 +1,4 @@
 """The lines to look at for a wrong weight, the likeliest first.
 
-In: the chain of a traced token. Out: at most three lines, each with why it is suspected.
+The input is the chain of a traced token; the output is at most three lines, each with a reason.
 """

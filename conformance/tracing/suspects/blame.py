@@ -1,8 +1,8 @@
-"""The lines to blame for a wrong weight: those that make a wrong number of right ones.
+"""The lines to blame for a wrong weight: lines that compute a wrong number from right ones.
 
-A count that had to be another for the weight to be right is wrong, and so is what it was made of,
-down to the line where it came up: the innermost is suspected first. Nothing here says that a line
-is wrong: only a run with another value shows that.
+If a count had to be another for the weight to be right, the count is suspected, and so are the
+counts that it was made of, the innermost first. A suspected line is not proven to be wrong: only a
+run with another value can show that.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ OF_LOG = "makes a log of a loss whose gradient is right"
 
 
 class Says(IntEnum):
-    """The force of a reason to suspect a line, the least first."""
+    """The strength of a reason to suspect a line, the weakest first."""
 
-    ON_THE_WAY = 0  # the token's value goes through it
-    CALLS = 1  # it called for what is suspected
-    MAY_BE = 2  # a count of the reference, or a 1, where another may be meant
-    WRONG = 3  # it had to be another count of the reference
-    OFF = 4  # a factor is what the weight is off by
-    CHANGED = 5  # a count is not what it is made of
+    ON_THE_WAY = 0  # the line handles the token's value
+    CALLS = 1  # the line called the function of a suspected line
+    MAY_BE = 2  # the line uses a count of the reference, or a 1, and may need another
+    WRONG = 3  # the line's count had to be another count of the reference
+    OFF = 4  # the line's factor equals the factor by which the weight is off
+    CHANGED = 5  # the line makes a wrong count from right parts
 
 
 class _Blamed(NamedTuple):
-    """A line with what orders it: of one reason the innermost comes first."""
+    """A suspected line with its sort key; lines with the same reason are sorted by depth."""
 
     is_own: bool
     says: Says
@@ -55,19 +55,19 @@ class _Blamed(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Blame:
-    """Looks for the lines that made one weight wrong."""
+    """Finds the lines to blame for one wrong weight."""
 
     weight: WrongWeight
 
     def suspects(self) -> list[Suspect]:
-        """At most three lines, of the framework before its engine."""
+        """At most three lines, those of the framework before those of its engine."""
         found = [*self._of_counts(all_needed(self.weight)), *self._of_factors()]
         if not any(one.is_own for one in found):
             found += [*self._of_way()]
         return _first(found)
 
     def of_divisor(self, divisor: float) -> list[Suspect]:
-        """The lines of a count that was read together with the number that it divides."""
+        """The lines of a divisor that Python read together with the number that it divides."""
         end = self.weight.chain.way[-1]
         count = Unfolding(self.weight.chain.graph).of_value(end, divisor)
         if count is None or self.weight.right.ingredient(divisor) is not None:
@@ -79,18 +79,18 @@ class Blame:
         return counts_of_token(self.weight.traced.context, self.weight.traced.place)
 
     def _name(self, number: float) -> str | None:
-        """The reference's count that a number is."""
+        """The name of the reference's count that a number equals; None if it equals none."""
         return next((name for name, one in self._named.items() if is_close(one, number)), None)
 
     def _of_counts(self, several: Iterable[Needed]) -> Iterator[_Blamed]:
-        """Yield the lines of counts that had to be others."""
+        """Yield the lines of wrong counts."""
         whole = ""
         for one in several if self.weight.off and math.isfinite(self.weight.off) else ():
             name = None if one.needed is None else self._name(one.needed)
             if name is not None:
                 whole = f": {self._told(one, name)}"
             if one.operand is Operand.TENSOR:
-                continue  # it comes again as what made it
+                continue  # the operation that made the tensor follows as its own count
             count = one.made
             if one.is_changed:
                 words = f"makes {count.value:.6g} of {count.recounted:.6g}{whole}"
@@ -106,7 +106,7 @@ class Blame:
         return f"{one.made.value:.6g} where there are {one.needed:.6g} {name}"
 
     def _is_wrong(self, one: Needed) -> bool:
-        """Whether a count is not what it had to be; many a 1 is none."""
+        """Whether a count differs from its needed value; a 1 is often no count at all."""
         assert one.needed is not None
         is_one = one.made.value == 1 and one.made.node is not None
         is_of_units = self.weight.right.ingredient(one.needed) is not None
@@ -115,8 +115,8 @@ class Blame:
     def _of_wrong(self, one: Needed, words: str) -> Iterator[_Blamed]:
         """Yield the lines that made a wrong count.
 
-        One that is a right count may have been meant for another divisor, and one that had to be a
-        number of ranks or micro-batches may be made good elsewhere.
+        The reason is weak for a value that is a right count, as it may be meant for another
+        divisor, and for a needed value that is no count of the right divisor.
         """
         right = self.weight.right
         assert one.needed is not None
@@ -128,11 +128,11 @@ class Blame:
         tensors = [part.node for part in one.made.parts if part.node is not None]
         if one.made.how is How.SUM and len(tensors) > 1:
             made = {self.weight.operation(node).line for node in tensors}
-            if len(made) == 1:  # its parts cannot be told apart
+            if len(made) == 1:  # the parts cannot be distinguished
                 yield from self._at(tensors[0], says, one.depth + 1, words)
 
     def _of_factors(self) -> Iterator[_Blamed]:
-        """Yield the lines of factors that are what the weight is off by, or 1 where one lacks."""
+        """Yield the lines of factors that equal the weight's error, or are 1 but had to be it."""
         off, right = self.weight.off, self.weight.right
         for depth, factor in enumerate(self.weight.factors if off else ()):
             operation = self.weight.operation(factor.node)
@@ -149,10 +149,10 @@ class Blame:
                 yield from self._at(factor.node, Says.WRONG, depth, words)
 
     def _of_way(self) -> Iterator[_Blamed]:
-        """Yield the lines that the token's value goes through, for weights without a wrong count.
+        """Yield the lines that handle the token's value, for weights without a wrong count.
 
-        A factor that is no count comes first, which is a ratio or a mask, then others, then what
-        adds values up.
+        Factors that are no count, such as a ratio or a mask, come first, then other factors, then
+        operations that sum values.
         """
         traced, chain = self.weight.traced, self.weight.chain
         for depth, factor in enumerate(self.weight.factors if traced.observed else ()):
@@ -168,7 +168,7 @@ class Blame:
                 yield from self._at(node, Says.ON_THE_WAY, -depth, adding)
 
     def _at(self, node: Node, says: Says, depth: float, words: str) -> Iterator[_Blamed]:
-        """Yield the line that asked for an operation, and those that called for it."""
+        """Yield the line that called an operation, and the callers of the line's function."""
         first, callers = self.weight.operation(node).stack[:1], self.weight.operation(node).stack
         yield from self._lines(first, says, depth, words)
         yield from self._lines(callers[1:MOST], min(says, Says.CALLS), depth, words)
@@ -176,7 +176,7 @@ class Blame:
     def _lines(
         self, lines: Iterable[Line], says: Says, depth: float, words: str
     ) -> Iterator[_Blamed]:
-        """Yield lines in their order, which are all nearer than what is less deep."""
+        """Yield suspects for lines in the given order, before any suspect of smaller depth."""
         for place, line in enumerate(lines):
             at = depth - place / 100
             yield _Blamed(self.weight.is_own(line), says, at, Suspect(line, words))

@@ -17,19 +17,20 @@ if TYPE_CHECKING:
     from conformance.tracing.graph import Graph, Node
 
 ORDERING = ("aten.topk", "aten.sort", "aten.argsort", "aten.kthvalue")
-"""The beginnings of the names of operations that put entries in order."""
+"""Name prefixes of operations that sort entries."""
 
 
 def compared(graph: Graph) -> list[Suspect]:
     """At most three lines that multiply an advantage before it is compared.
 
-    A loss compares plain advantages; divided by a count before, they select other tokens.
+    A loss must compare plain advantages: if they are divided by a count first, it selects other
+    tokens.
     """
     return of_lines(suspect for way in _selecting(graph) for suspect in _changed(way))
 
 
 def _selecting(graph: Graph) -> Iterator[Chain]:
-    """Yield the ways to what compares or orders entries that a mean was subtracted from."""
+    """Yield the chains to operations that compare or sort entries after subtracting a mean."""
     for node in sorted(graph.nodes()):
         if graph.operation(node).name.startswith((*COMPARING, *ORDERING)):
             for end in (one for one in graph.inputs(node) if graph.painted.get(one) is False):

@@ -1,4 +1,4 @@
-"""The lines after which a token's value is nowhere, or not on a rank that needs it."""
+"""The lines after which a token's value is lost, on all ranks or on a rank that needs it."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from conformance.tracing.suspects.reasons import MOST, Suspect, of_lines
 from conformance.tracing.wrong_weight import is_own
 
 COMPARING = tuple(f"aten.{name}." for name in ("lt", "le", "gt", "ge", "eq", "ne"))
-"""The beginnings of the names of operations that compare entries."""
+"""Name prefixes of operations that compare entries."""
 
 HANDING_ON = ("aten.sum", "aten.add", "aten.cat", "aten.stack", "aten.index")
-"""The beginnings of the names of operations that hand on or add up entries."""
+"""Name prefixes of operations that copy or sum entries."""
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspect]:
     """At most three lines at which the value of a token is lost, the likeliest first.
 
-    If another rank has it, these are the reductions that leave the lacking rank out, and where
-    their group was chosen.
+    If another rank has the value, these are the line of the reduction that leaves out the lacking
+    rank, and the line that chose its group.
     """
     is_logged = job.logged is not None
     is_backward = bool(graph.trained) and not is_logged
@@ -53,10 +53,10 @@ def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspec
 
 
 def _with_value(graph: Graph) -> Iterator[Node]:
-    """Yield what has the token's value outside of a gradient.
+    """Yield the nodes that hold the token's value outside of a gradient.
 
-    What compares it has a truth instead, and what takes or adds up other entries than its own has
-    less of it.
+    Comparisons are left out, as they yield booleans. So are copies and sums whose result is smaller
+    than the value, as they are made of other entries.
     """
     kept: dict[Node, float] = {}
     for node in (one for one, in_gradient in graph.painted.items() if not in_gradient):
@@ -71,7 +71,7 @@ def _with_value(graph: Graph) -> Iterator[Node]:
 
 
 def _made_0(graph: Graph) -> Iterator[Suspect]:
-    """Yield the line on the way to a loss that makes 0 of the value, and who called it."""
+    """Yield the line on the way to a loss that turns the value into 0, and its callers."""
     for node in sorted(() if graph.trained else graph.before_roots):
         if _is_0(graph, node):
             words = "makes 0 of the value of the token"
@@ -80,9 +80,9 @@ def _made_0(graph: Graph) -> Iterator[Suspect]:
 
 
 def _is_0(graph: Graph, node: Node) -> bool:
-    """Whether an operation leaves nothing of the token's value, outside of a gradient.
+    """Whether an operation turns the token's value into 0, outside of a gradient.
 
-    One that reads or adds up a part of a larger tensor may do so without the value.
+    Operations on a part of a larger tensor do not count, as they may rightly leave out the value.
     """
     operation = graph.operation(node)
     size = operation.contents.size
@@ -97,7 +97,7 @@ def _is_0(graph: Graph, node: Node) -> bool:
 
 
 def _lacking(graph: Graph, holder: int, job: TracedJob) -> int | None:
-    """A rank that lacks the value which another one has; None if no rank ends with it."""
+    """A rank that lacks the value while another rank has it; None if no rank's gradient has it."""
     if job.logged is not None:
         return None if job.rank == holder else job.rank
     having = {node.rank for node in graph.ends}
@@ -108,9 +108,9 @@ def _lacking(graph: Graph, holder: int, job: TracedJob) -> int | None:
 def _not_shared(
     graph: Graph, way: Sequence[Node], lacking: int, package: str | None
 ) -> Iterator[Suspect]:
-    """Yield the last reduction on a way that leaves a rank out: who chose its group, and it.
+    """Yield the line that chose the group of the last reduction without a rank, then its own line.
 
-    If no line of the function that reduces chose the group, the one that made it did.
+    If no line of the reducing function chose the group, it is the line that made the group.
     """
     for node in reversed(way):
         operation = graph.operation(node)
@@ -127,9 +127,10 @@ def _not_shared(
 
 
 def _moved(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
-    """Yield the lines that cut or move rows on the way to the gradient of other tokens, if any.
+    """Yield the lines that cut or move rows in the backward pass, if they misplace the gradient.
 
-    Where the gradient of this token was selected, nothing is left of those of others.
+    If the token's gradient was selected by a mask, gradients of other tokens are no longer visible,
+    so the lines of the whole backward pass are considered.
     """
     words = "moves tokens, and the gradient of this one goes to another"
     ways = [node for end in islice(graph.ends, 1) for node in chain(graph, end).way]
@@ -142,9 +143,9 @@ def _moved(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
 
 
 def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> Iterator[Suspect]:
-    """Yield the lines that read the last operation which holds the value, and those of that.
+    """Yield the lines that read the last node with the value, and the lines of the node itself.
 
-    Where an engine does, the framework's own line that led there follows.
+    If these are an engine's, the innermost line of the framework on each stack follows.
     """
     if not way:
         return
@@ -154,16 +155,16 @@ def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> 
     is_read = graph.operation(end).name in (READ, LISTED)
     made = [one for one in graph.inputs(end) if is_read and one in graph.painted]
     stacks = [graph.operation(node).stack for node in (*readers, end, *made)]
-    # What reads the last operation and that itself are equally near: each before its callers.
+    # The last node and its readers are equally near: their own lines precede those of callers.
     in_turn = [line for lines in zip_longest(*(one[:most] for one in stacks)) for line in lines]
     own = [line for one in stacks for line in [each for each in one if is_own(each, package)][:1]]
     yield from (Suspect(line, words) for line in (*in_turn, *own) if line is not None)
 
 
 def _cut_off(graph: Graph, way: Sequence[Node]) -> Iterator[Suspect]:
-    """Yield the lines that take a part of the last tensor with the value, but without that.
+    """Yield the lines that take a part without the value from the last tensor that holds it.
 
-    Parts of buffers of gradients tell nothing.
+    Gradients are left out, since views of gradient buffers prove nothing.
     """
     words = "takes a part of a tensor without the value of the token"
     for end in (one for one in way[-1:] if not graph.painted[one]):

@@ -1,4 +1,4 @@
-"""The lines that make a number: a logged one, NaN or infinity, or rounding errors of large ones."""
+"""The lines that make a logged number, NaN or infinity, or a difference of large numbers."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from conformance.tracing.traced import TracedJob
 
 LOST = 2.0**-20
-"""A difference this small, relative to its operands, has hardly a correct digit in float32."""
+"""The relative size of a difference below which float32 leaves hardly any correct digit."""
 
 LARGE = 1000.0
-"""Differences of smaller numbers are not looked at: their rounding errors are small too."""
+"""The least size of numbers whose differences are considered; others have small rounding errors."""
 
 
 def made_by(graph: Graph, job: TracedJob, package: str | None) -> list[Suspect]:
-    """At most three lines that first have the number on the rank that logs it, its own first.
+    """At most three lines that first make the logged number on its rank, the framework's own first.
 
-    A share that an adapter subtracts from 1 is looked for as well.
+    A share may be logged as its complement, so 1 minus the number is searched for as well.
     """
     return lines_of(graph.traces[job.rank], (job.observed, 1 - job.observed), package)
 
 
 def lines_of(trace: RankTrace, numbers: Sequence[float], package: str | None) -> list[Suspect]:
-    """The lines that first have a number of either sign, or else one of some others."""
+    """At most three lines that first make one of some numbers, with either sign."""
     suspects = _made(trace, [*map(abs, numbers)])
     return of_lines(sorted(suspects, key=lambda one: not is_own(one.line, package)))
 
 
 def _made(trace: RankTrace, sizes: Sequence[float]) -> Iterator[Suspect]:
-    """Yield the lines of the first tensor that holds the number."""
+    """Yield the lines of the first tensor that holds one of the numbers."""
     words = f"makes the logged number, {sizes[0]:.6g}"
     for operation in trace.operations:
         entries = operation.contents.values if operation.contents.size == 1 else ()
@@ -48,9 +48,9 @@ def _made(trace: RankTrace, sizes: Sequence[float]) -> Iterator[Suspect]:
 
 
 def digits_lost(graph: Graph, _: TracedJob, package: str | None) -> list[Suspect]:
-    """At most three lines that subtract the largest numbers from each other, its own first.
+    """At most three lines that subtract large, nearly equal numbers, the framework's own first.
 
-    Their difference is hardly more than their rounding errors.
+    The difference of such numbers is hardly more than their rounding errors.
     """
     found: list[Suspect] = []
     largest = {node: _largest(graph, node) for node in graph.nodes() if _subtracts(graph, node)}

@@ -1,4 +1,4 @@
-"""A line to look at, and why."""
+"""A suspected line, with the reason to suspect it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MOST = 3
 
 @dataclass(frozen=True)
 class Suspect:
-    """A line to look at, and why.
+    """A suspected line, with the reason to suspect it.
 
-    ``instead`` says what it computes with and what that had to be, if runs have proven it.
+    If runs have proven the line, ``instead`` names its wrong value and the value that is meant.
     """
 
     line: Line
@@ -28,7 +28,7 @@ class Suspect:
 
 
 def of_lines(found: Iterable[Suspect]) -> list[Suspect]:
-    """At most three suspects: the first of each line."""
+    """The first `MOST` suspects on different lines."""
     by_line: dict[tuple[str, int], Suspect] = {}
     for one in found:
         by_line.setdefault((one.line.file, one.line.number), one)
@@ -36,5 +36,5 @@ def of_lines(found: Iterable[Suspect]) -> list[Suspect]:
 
 
 def extent(findings: int) -> str:
-    """The findings with which a line is proven, in words."""
+    """The number of findings that conform with a line's other value, in words."""
     return f"{findings} of its findings conform" if findings > 1 else "its only finding conforms"

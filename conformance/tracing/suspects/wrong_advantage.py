@@ -1,4 +1,4 @@
-"""The lines that first make a number of a reward which no right computation of advantages makes."""
+"""The lines that first compute, from a reward, a number that no right computation contains."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PARTIAL = (
     "c10d.",
     *MOVING,
 )
-"""The beginnings of the names of operations whose result may be a part of a right number."""
+"""Name prefixes of operations whose result may be a part of a right number."""
 
 PRECISION = 1e-4
-"""The relative distance from a right number of one that several roundings made."""
+"""The largest relative difference from a right number after several roundings."""
 
 
 def of_advantage(graph: Graph, job: TracedAdvantage, package: str | None) -> list[Suspect]:
-    """At most three lines that make a wrong number of the reward, or lose it."""
+    """At most three lines that compute a wrong number from the reward, or lose the reward."""
     if not job.observed and not graph.trained:
         return lost_after(graph, job, package)
     found = [*(_miscomputed(graph, job) if job.observed else _lost(graph, job))]
@@ -47,15 +47,16 @@ def of_advantage(graph: Graph, job: TracedAdvantage, package: str | None) -> lis
 
 
 def _miscomputed(graph: Graph, job: TracedAdvantage) -> Iterator[Suspect]:
-    """Yield the lines that first make wrong numbers of the reward."""
+    """Yield the lines that first compute wrong numbers from the reward."""
     for node in _first_wrong(graph, job):
         yield from _at(graph, node)
 
 
 def _at(graph: Graph, node: Node) -> Iterator[Suspect]:
-    """Yield what reduced the parts of a wrong number over some ranks only, and what made it.
+    """Yield the lines that made a wrong number.
 
-    Who chose the ranks comes first.
+    If a part of it was reduced over only some ranks, the line that chose the ranks and the lines
+    of the reduction come first.
     """
     operation = graph.operation(node)
     for one in graph.inputs(node):
@@ -71,16 +72,16 @@ def _at(graph: Graph, node: Node) -> Iterator[Suspect]:
 
 
 def _lost(graph: Graph, job: TracedAdvantage) -> Iterator[Suspect]:
-    """Yield the lines that make 0 of the right advantage."""
+    """Yield the lines that turn the right advantage into 0."""
     words = f"makes 0 of the right advantage, {job.expected:.6g}"
     for node in (one for one in sorted(graph.nodes()) if _makes_0(graph, one, job.expected)):
         yield from (Suspect(line, words) for line in graph.operation(node).stack[:MOST])
 
 
 def _makes_0(graph: Graph, node: Node, right: float) -> bool:
-    """Whether an operation leaves fewer of the right advantages, outside of a gradient.
+    """Whether an operation loses entries with the right advantage, outside of a gradient.
 
-    One that reads a part of a larger tensor may do so without them.
+    Operations on a part of a larger tensor do not count, as they may rightly leave out entries.
     """
     operation = graph.operation(node)
     others = (*ALLOCATIONS, *COMPARING, *PARTIAL)
@@ -103,9 +104,9 @@ def _entries(contents: Contents, right: float) -> int:
 
 
 def _first_wrong(graph: Graph, job: TracedAdvantage) -> list[Node]:
-    """The nodes on the way to the advantage with a wrong number that are made of right ones.
+    """The nodes on the way to the advantage that hold a wrong number computed from right ones.
 
-    Right ones are parts of sums as well, which others may complete.
+    Partial sums count as right, since other parts may complete them.
     """
     numbers = _forward(graph)
     held = [node for node in numbers if _holds(graph, node, abs(job.observed))]
@@ -128,7 +129,7 @@ def _forward(graph: Graph) -> frozenset[Node]:
 
 
 def _holds(graph: Graph, node: Node, size: float) -> bool:
-    """Whether a tensor has an entry of a size; a large one may."""
+    """Whether a tensor has an entry of a size; a large tensor, with unknown entries, may."""
     contents = graph.operation(node).contents
     return contents.size > SMALL or any(_is_close(one, size) for one in contents.values)
 
@@ -138,9 +139,9 @@ def _is_close(entry: float, size: float) -> bool:
 
 
 def _is_wrong(graph: Graph, node: Node, job: TracedAdvantage) -> bool:
-    """Whether a tensor holds a number of the reward that is not among the right ones.
+    """Whether a tensor holds a number, computed from the reward, that is not among the right ones.
 
-    Of a large one the largest is known.
+    Only the largest entry of a large tensor is known.
     """
     operation = graph.operation(node)
     entries = operation.contents.values or (operation.contents.largest,)
