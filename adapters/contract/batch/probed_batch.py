@@ -228,8 +228,7 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
-        """Flat derivatives of token losses, or of the policy loss if several, by log-probability.
-        """
+        """Flat derivatives of token losses, or only of the policy loss, by log-probability."""
         if self.objective in OFF_POLICY:
             return DERIVATIVES[self.objective](self.policy_tokens, CONSTANTS)
         if self.objective is Objective.VALUE_CLIPPED:
