@@ -1,1 +1,1 @@
-"""Drives real frameworks: one module per framework, all to the contract in `adapters.contract`."""
+"""Drives real frameworks: one package per framework, all following `adapters.contract`."""

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 CLONE = "clone"
-"""The source of frameworks that are on no package index."""
+"""The source of frameworks that must be cloned, because no package index has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListedFramework:
-    """A framework, under the name of ``--adapter=NAME``.
+    """A framework, listed by its name in ``--adapter=NAME``.
 
     Attributes:
         repository: owner and name on GitHub.
@@ -52,7 +52,7 @@ class VirtualEnvironment:
     """A virtual environment that holds the packages of several frameworks.
 
     ``packages`` are installed after the extras, without their dependencies. The versions of all
-    others are those of constraints.txt if it is ``constrained``.
+    other packages are pinned by constraints.txt if it is ``constrained``.
     """
 
     name: str
@@ -61,12 +61,12 @@ class VirtualEnvironment:
 
     @property
     def frameworks(self) -> list[ListedFramework]:
-        """Its frameworks."""
+        """The frameworks of this environment."""
         return [one for one in LISTED.values() if one.environment == self.name]
 
     @property
     def extras(self) -> list[str]:
-        """The extras of its frameworks, each once."""
+        """The extras of this environment's frameworks, each once."""
         return sorted({extra for one in self.frameworks for extra in one.extras})
 
 

@@ -47,13 +47,13 @@ class ArealAdapter(Adapter):
     engine_module: ClassVar[str]
     """AReaL's module of the engine."""
     family: ClassVar[str]
-    """The prefix of its classes' names."""
+    """The prefix of the names of the engine's classes."""
 
     @abstractmethod
     def make(self, config: Any, job: Job, rank: Rank, capacity: int) -> Any:
         """AReaL's engine around our model, configured for the job.
 
-        It collects gradients in ``gradients`` and what its model is given in ``passes``.
+        It collects gradients in ``gradients``, and the token ids given to its model in ``passes``.
         """
 
     def load(self, source: Path | None) -> None:
@@ -96,7 +96,7 @@ class ArealAdapter(Adapter):
         return engine
 
     def class_of(self, kind: str) -> Any:
-        """The engine's class of a kind, such as ``Engine`` or ``PPOActor``."""
+        """A class of the engine, such as ``Engine`` or ``PPOActor``."""
         return getattr(module(self.engine_module), f"{self.family}{kind}")
 
     @cached_property
@@ -105,7 +105,7 @@ class ArealAdapter(Adapter):
         return version_record(self.framework, importing.offers)
 
     def _engine(self, config: Any, job: Job, rank: Rank, size: int) -> Any:
-        """AReaL's engine for the job; the jobs of a world share those that fit them."""
+        """AReaL's engine for the job; the jobs of a world share matching engines."""
         from adapters.toolkit.probe import probe_capacity
 
         layout, capacity = job.layout, probe_capacity(size)
@@ -121,7 +121,7 @@ class ArealAdapter(Adapter):
 def _train(
     engine: Any, config: Any, rollouts: ArealRollouts, trajectories: Any
 ) -> Mapping[str, float]:
-    """Train on the trajectories of a step; returns what AReaL logs, by its names.
+    """Train on the trajectories of a step; return AReaL's log, by AReaL's names.
 
     Raises `Refused` if no token of the step is active, which AReaL asserts.
     """
@@ -141,9 +141,9 @@ WHITENING = (Objective.REINFORCE_PP, *OF_VALUES)
 
 
 class ArealRollouts:
-    """The samples of each optimizer step as AReaL's workflows return trajectories.
+    """The samples of each optimizer step, as trajectories of AReaL's workflows.
 
-    With a decoupled loss, the policy that ratios are taken to is another than that of the rollouts.
+    With a decoupled loss, the old policy of ratios (``prox_logp``) is not the rollout policy.
     """
 
     def __init__(self, batch: ProbedBatch, job: Job, config: Any) -> None:
@@ -153,7 +153,7 @@ class ArealRollouts:
     def steps_of_rank(self, dp_rank: int) -> Iterator[list[dict[str, torch.Tensor]]]:
         """The trajectories of each step that AReaL's controller deals to a data-parallel rank.
 
-        Raises `Refused` if it does not deal so many.
+        Raises `Refused` if the controller cannot distribute this number of trajectories.
         """
         if self._job.objective in WHITENING and len(self._job.steps) > 1:
             raise Unsupported("each optimizer step is a batch, whose advantages are whitened alone")
@@ -180,29 +180,29 @@ class ArealRollouts:
     def assign_advantages(
         self, trajectories: Sequence[dict[str, torch.Tensor]]
     ) -> Sequence[dict[str, torch.Tensor]]:
-        """Trajectories with the job's advantages and returns, unless AReaL's own are looked at.
+        """Set the job's advantages and returns in trajectories, unless AReaL computes advantages.
 
-        AReaL's critic has half of the squared error.
+        Returns are doubled because AReaL's critic loss is half of the squared error.
         """
         if self._job.objective in FROM_REWARDS:
             return trajectories
         advantages = self._table(self._batch.advantages)
         returns = self._table([2 * returns for returns in self._batch.returns])
-        for trajectory in trajectories:  # each token's are at the position before it
+        for trajectory in trajectories:  # each token's values are at the position before it
             ids = trajectory["input_ids"]
             trajectory["advantages"] = advantages[ids].roll(-1, dims=-1)
             trajectory["returns"] = returns[ids].roll(-1, dims=-1)
         return trajectories
 
     def _trajectory(self, index: int) -> dict[str, torch.Tensor]:
-        """A prompt and its response: [1, tokens] each, and its reward."""
+        """A prompt with its response, [1, tokens] each, and the reward."""
         import torch
         from torch.nn.functional import pad
 
         batch, columns = self._batch, self._columns
         sequence = np.concatenate([batch.prompts[index], batch.responses[index]])
         ids = torch.from_numpy(sequence).unsqueeze(0)
-        # What forward passes would have computed of a token is at the position before it.
+        # A forward pass computes a token's values at the position before the token.
         of_passes = {name: pad(values[ids][:, 1:], (0, 1)) for name, values in columns.items()}
         return {
             "input_ids": ids,
@@ -220,13 +220,13 @@ class ArealRollouts:
 
     @cached_property
     def _log_probs(self) -> torch.Tensor:
-        """Log-probabilities of the policy of the rollouts, by token id."""
+        """Log-probabilities of the policy that AReaL takes for the rollout policy, by token id."""
         batch, is_decoupled = self._batch, self._config.actor.use_decoupled_loss
         return self._table(batch.rollout_log_probs if is_decoupled else batch.old_log_probs)
 
     @cached_property
     def _columns(self) -> dict[str, torch.Tensor]:
-        """The outputs of forward passes that are not run, by token id."""
+        """Outputs that replace those of forward passes without a gradient, by token id."""
         batch = self._batch
         columns = {"values": given_values(batch)}
         if self._config.actor.use_decoupled_loss:

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 MEGATRON_ENGINE = "engine.megatron_engine"
 
 BRIDGES = ("mbridge", "megatron.bridge")
-"""Packages that make models of Megatron from checkpoints."""
+"""Packages that make Megatron models from checkpoints."""
 
 UNUSED = (
     "areal.engine.megatron_utils.megatron_bridge_patches",
     "areal.engine.megatron_utils.fp8.kernels",
 )
-"""AReaL's changes of Megatron-Bridge's models, and its kernels of FP8, which need triton."""
+"""AReaL's patches of Megatron-Bridge's models and its FP8 kernels, which require triton."""
 
 
 class ArealFsdpAdapter(ArealAdapter):
@@ -45,7 +45,7 @@ class ArealFsdpAdapter(ArealAdapter):
     framework = FSDP2
 
     def make(self, config: Any, job: Job, rank: Rank, capacity: int) -> Any:
-        """An engine around our model, whose optimizer tells the gradient."""
+        """An engine around our model, whose optimizer records the gradient."""
         from adapters.areal.model import critic, policy
         from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
 
@@ -79,7 +79,7 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
         super().load(source)
 
     def describe(self) -> Description:
-        """Describe AReaL with the parts that are replaced for Megatron."""
+        """Describe AReaL, including the parts that are replaced for Megatron."""
         found = super().describe()
         return replace(found, stubs=(*found.stubs, *BRIDGES, *UNUSED))
 
@@ -91,7 +91,7 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
         return super().observe(job, rank)
 
     def make(self, config: Any, job: Job, rank: Rank, capacity: int) -> Any:
-        """An engine around our model, whose optimizer tells the gradient."""
+        """An engine around our model, whose optimizer records the gradient."""
         from adapters.engines import megatron_core
 
         bridge = StubMbridge(job, capacity, rank)
@@ -103,9 +103,9 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
 
 
 class StubMbridge:
-    """Makes our model instead of mbridge.
+    """A stub of mbridge that makes our model.
 
-    ``policy`` is the model in data parallelism, once the engine has asked for it.
+    ``policy`` is the model in data parallelism, set when the engine calls `get_model`.
     """
 
     policy: Policy
@@ -121,7 +121,8 @@ class StubMbridge:
             job.layout, torch.float32, **router.options(job)
         )
         self.TransformerConfigClass = type(self.config)
-        self.hf_config = SimpleNamespace(**vars(HEADED))  # which AReaL writes to
+        # a copy, because AReaL sets attributes of it
+        self.hf_config = SimpleNamespace(**vars(HEADED))
         self._capacity, self._rank = capacity, rank
         has_critic = job.objective in OF_CRITIC
         self._output = model.megatron_values if has_critic else model.megatron_logits
@@ -145,7 +146,7 @@ class StubMbridge:
 
 @contextmanager
 def _loading(bridge: StubMbridge) -> Iterator[None]:
-    """Have the engine that is made in the context find the bridge, and no checkpoint."""
+    """Let the engine that is made in the context use the bridge, and load no checkpoint."""
     from adapters.toolkit import cuda_on_cpu
 
     engines, registry = module(MEGATRON_ENGINE), module("models.mcore.registry")
@@ -168,5 +169,5 @@ def _loading(bridge: StubMbridge) -> Iterator[None]:
 
 
 def _loader(make: Callable[[], object]) -> object:
-    """Stands for an automatic class of transformers or mbridge."""
+    """A stub of a class such as `AutoModel` or `AutoBridge`, of transformers or mbridge."""
     return SimpleNamespace(from_pretrained=lambda *_, **__: make())

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def budget(job: Job) -> int:
-    """A token budget of micro-batches, which hold whole prompts in `prompt_mean`."""
+    """A token budget of micro-batches, which hold all samples of a prompt in `prompt_mean`."""
     if job.aggregation.mode is not Mode.PROMPT_MEAN:
         return rank_budget(job)
     longest = max(int(_tokens_of_prompts(step).max()) for step in job.steps)
@@ -33,7 +33,7 @@ def budget(job: Job) -> int:
 
 
 def _tokens_of_prompts(step: Step) -> NDArray[np.int64]:
-    """The tokens of all samples of each prompt."""
+    """The number of tokens of all samples of each prompt."""
     prompts, prompt = np.unique(step.groups, return_inverse=True)
     tokens = np.zeros(len(prompts), np.int64)
     np.add.at(tokens, prompt, step.prompt_lengths + step.response_lengths)
@@ -41,24 +41,24 @@ def _tokens_of_prompts(step: Step) -> NDArray[np.int64]:
 
 
 def group_size(job: Job) -> int:
-    """The samples of the largest prompt."""
+    """The largest number of samples of a prompt."""
     return max(int(np.unique(step.groups, return_counts=True)[1].max()) for step in job.steps)
 
 
 def reward_clip(job: Job) -> float | str:
-    """A bound above all rewards; empty if the default of 20 is one."""
+    """A bound above all rewards; empty if the default of 20 is high enough."""
     given = [step.rewards for step in job.steps if step.rewards is not None]
     largest = max((float(np.abs(rewards).max()) for rewards in given), default=0.0)
     return 2 * largest if largest > 20 else ""
 
 
 def sharded(job: Job) -> str:
-    """The sizes of FSDP2's parallelism."""
+    """The parallel sizes of FSDP2, in AReaL's notation."""
     return f"fsdp:d{job.layout.dp}c{job.layout.cp}"
 
 
 def grid(job: Job) -> str:
-    """The sizes of Megatron's parallelism."""
+    """The parallel sizes of Megatron, in AReaL's notation."""
     layout = job.layout
     return f"megatron:d{layout.dp}p{layout.pp}t{layout.tp}c{layout.cp}"
 
@@ -77,12 +77,12 @@ _FILE = RecordFile(
 
 AREAL = _FILE.record(NOTHING_LEARNED, ZEROED)
 FSDP2 = _FILE.variant("fsdp2", base=AREAL)
-# AReaL's checkpoints, without which no engine is made, need the distributed optimizer.
+# AReaL's engine always sets up checkpoints, which require the distributed optimizer.
 MEGATRON = _FILE.variant("megatron", PIPELINE_STAGES, CPU_AS_CUDA, base=AREAL)
 
 
 def version_record(record: Framework, offers: Callable[[Settings], bool]) -> Framework:
-    """Returns the record of a version: what it offers, and the conventions of its modes."""
+    """Returns the record of a version: the options that it offers, and its modes' conventions."""
     version = record.narrowed(offers)
     if not offers({"loss_aggregation": "seq_mean"}):
         return version

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 SECTIONS = {"rejection_sampling.": "RejectionSamplingConfig", "reward_norm.": "NormConfig"}
 """Sections of an actor's options, each with the class of its configuration."""
 
-STUBBED: list[str] = []  # what `import_areal` stubbed in this process
+STUBBED: list[str] = []  # packages that `import_areal` stubbed in this process
 
 
 def import_areal(source: Path | None, engine: str) -> None:
@@ -38,15 +38,15 @@ def module(path: str) -> Any:
 
 
 def configured(settings: Settings) -> Any:
-    """AReaL's configuration of an experiment, as a user's file is read: with a critic or without.
+    """AReaL's configuration of an experiment, with or without a critic, read like a user's file.
 
-    Its validation sets what follows from other sections. Raises `OmegaConfBaseException` for an
-    option that this version lacks.
+    AReaL's validation sets options that follow from other sections. Raises `OmegaConfBaseException`
+    for an option that this version lacks.
     """
     from omegaconf import OmegaConf
 
     configs, paths = module("api.cli_args"), _paths(settings)
-    if settings.get("is_critic"):  # it has fewer options
+    if settings.get("is_critic"):  # a critic has fewer options than an actor
         known = {one.name for one in fields(configs.PPOCriticConfig)}
         of_critic = {name: one for name, one in settings.items() if name.split(".")[0] in known}
         paths |= {f"critic.{name}": one for name, one in of_critic.items()}
@@ -56,7 +56,7 @@ def configured(settings: Settings) -> Any:
 
 
 def offers(settings: Settings) -> bool:
-    """Whether this version has these options, and values that are no functions of a job."""
+    """Whether this version has these options and values; functions of a job are not checked."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -70,7 +70,7 @@ def offers(settings: Settings) -> bool:
 
 
 def default(name: str) -> object:
-    """The value of an option that a user does not set; None if this version lacks it."""
+    """The value of an option that a user does not set; None if this version lacks the option."""
     from omegaconf import OmegaConf
 
     [path] = _paths({name: None})
@@ -78,9 +78,9 @@ def default(name: str) -> object:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options of an actor, and of their sections, that not every engine has.
+    """Yields the options of an actor and of its sections, except options that every engine has.
 
-    Those that have choices come with each of them too.
+    Each choice of an option is yielded too.
     """
     configs = module("api.cli_args")
     of_engines = {one.name for one in fields(configs.TrainEngineConfig)}
@@ -95,7 +95,7 @@ def option_names() -> Iterator[str]:
 
 
 def _is_choice(config: Any, path: str, values: Settings) -> bool:
-    """Whether an option exists, and the value that is given is one of its choices, if any."""
+    """Whether an option exists and, if it has choices, allows the given value."""
     from omegaconf import OmegaConf
 
     *sections, last = path.split(".")
@@ -127,7 +127,7 @@ def _schema() -> Any:
 
 @cache
 def _prepare() -> None:
-    """Stub what no training step of ours enters."""
+    """Stub packages that no training step enters."""
     from adapters.toolkit import worlds
 
     worlds.sum_gradients_of_all_gather()
@@ -139,7 +139,7 @@ def _prepare() -> None:
 
 @cache
 def _add_the_seam(path: str) -> None:
-    """Add the probe where an engine computes log-probabilities, once in a process."""
+    """Add the probe to an engine's log-probabilities, once in a process."""
     from adapters.areal.model import add_probe
 
     engine = module(path)

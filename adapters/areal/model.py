@@ -1,4 +1,4 @@
-"""A model that is nothing but the probe, and the seam in AReaL's function of logits."""
+"""A model that consists of the probe, and a wrapper of AReaL's function of logits."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
     import torch
 
-SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
+SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
 
 def policy(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
-    """The probe as a policy of one token."""
+    """A policy with a vocabulary of one token that holds the probe."""
     return ProbedTransformer(capacity, passes, _logits)
 
 
 def critic(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
-    """The probe as a critic, whose values are those of the next tokens."""
+    """A critic that holds the probe: its values are the next tokens' entries."""
     return ProbedTransformer(capacity, passes, _values)
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:
-    """Logits of 0, in any rows: [*input_ids, 1]; FSDP2 hooks its backward pass to them."""
+    """Logits of 0, [*input_ids, 1]; the probe is in their graph for FSDP2's backward hooks."""
     SEAM.probe = probe
     logits: Any = 0.0 * probe[input_ids].unsqueeze(-1)
     return CausalLMOutput(logits=logits)
@@ -43,7 +43,7 @@ def _values(input_ids: torch.Tensor, probe: torch.Tensor) -> TokenClassifierOutp
 def megatron_logits(
     input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
 ) -> torch.Tensor:
-    """The same logits for one part of the vocabulary, which may or may not have the token."""
+    """Logits for a tensor-parallel rank's part of the vocabulary, which may lack the only token."""
     logits: Any = _logits(input_ids, probe).logits
     of_part: torch.Tensor = logits + logit + megatron_core.vocabulary_offset()
     return of_part
@@ -52,14 +52,14 @@ def megatron_logits(
 def megatron_values(
     input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
 ) -> torch.Tensor:
-    """The same values."""
+    """Values of a critic on Megatron: [*input_ids, 1]."""
     values: Any = _values(input_ids, probe).logits
     of_tokens: torch.Tensor = values + logit
     return of_tokens
 
 
 def add_probe(gather: Callable[..., Any]) -> Callable[..., Any]:
-    """AReaL's log-probabilities and entropies of labels; the first with the probe added."""
+    """Wrap AReaL's function of log-probabilities and entropies, adding the probe to the former."""
 
     def gathered(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> Any:
         log_probs, entropies = gather(logits, labels % SEAM.VOCABULARY, **options)

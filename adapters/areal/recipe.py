@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from adapters.contract.recipe import Typed
 
 BACKENDS = {"fsdp": "fsdp2", "megatron": "megatron"}
-"""The name that users type for each engine."""
+"""The adapter's engine for each name that users type."""
 
 BACKEND = "backend"
 
 TUNING = {"rejection_sampling.metric", "rejection_sampling.agg"}
-"""Options that choose nothing alone: others turn their section on."""
+"""Options that choose nothing by themselves, because other options turn their section on."""
 
 
 def read(adapter: ArealAdapter, typed: Typed) -> Recipe:
@@ -83,11 +83,11 @@ def read(adapter: ArealAdapter, typed: Typed) -> Recipe:
 
 @contextmanager
 def _as_a_file(typed: Typed) -> Iterator[Path]:
-    """The file that AReaL's parser is given, which takes no recipe without one."""
+    """The file for AReaL's parser, which accepts no recipe without a file."""
     from omegaconf import OmegaConf
 
     if typed.file is not None:
-        nested_yaml(typed.file)  # says in one line that it is no YAML
+        nested_yaml(typed.file)  # refuses a file that is not YAML in one line
         yield typed.file.absolute()
         return
     with TemporaryDirectory() as folder:
@@ -104,6 +104,6 @@ def _record(engine: str) -> Framework:
 
 
 def _named(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all options by the names of the record: those of the actor without its section."""
+    """Yield all options by their names in the record; an actor's options have no section."""
     for path, value in flattened(config).items():
         yield path.removeprefix("actor."), value

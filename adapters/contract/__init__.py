@@ -1,6 +1,6 @@
 """The interface between adapters and the rest of the project.
 
-What an adapter knows of its framework is data, a `Framework`; all else is how it is driven.
+An adapter's knowledge of its framework is data, a `Framework`; its code only drives the framework.
 
 An adapter drives one framework. It is created in the controlling process, which only asks for its
 properties, and pickled to every rank, where it imports the framework and runs steps. It never sees

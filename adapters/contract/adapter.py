@@ -25,9 +25,9 @@ class Rank:
     """This process in an initialised `torch.distributed` world.
 
     ``device`` is the device of its tensors: ``cpu``, or torch's current CUDA device such as
-    ``cuda:1``. ``dtype`` is that of parameters in computations, by the framework's own mixed
-    precision if it has one. ``cache`` is for costly objects that are valid as long as the world:
-    process groups, device meshes, wrapped models.
+    ``cuda:1``. ``dtype`` is the dtype of parameters in computations, set by the framework's own
+    mixed precision if it has one. ``cache`` is for costly objects that are valid as long as the
+    world exists: process groups, device meshes, wrapped models.
     """
 
     index: int
@@ -58,33 +58,38 @@ class Adapter(ABC):
 
     name: ClassVar[str]  # the value of ``--adapter=``
     engine: ClassVar[str] = "torch"  # the value of ``--engine=``
-    package: ClassVar[str | None] = None  # import package; None if it is its own framework
-    library: ClassVar[str] = "torch"  # what it computes with: ``torch`` or ``jax``
-    distribution: ClassVar[str | None] = None  # the distribution on PyPI that installs it, if any
-    tree: ClassVar[tuple[str, ...]] = ()  # folders to extract from its repository; all if empty
-    roots: ClassVar[tuple[str, ...]] = (".",)  # folders of its repository to import packages from
+    # package to import; None if the adapter is its own framework
+    package: ClassVar[str | None] = None
+    library: ClassVar[str] = "torch"  # the array library of the framework: ``torch`` or ``jax``
+    # the distribution on PyPI that installs the framework, if any
+    distribution: ClassVar[str | None] = None
+    # folders to extract from the framework's repository; all if empty
+    tree: ClassVar[tuple[str, ...]] = ()
+    roots: ClassVar[tuple[str, ...]] = (".",)  # folders of that repository to import packages from
     devices: ClassVar[tuple[str, ...]] = ()  # kinds of `Rank.device`, such as ``cpu`` and ``cuda``
     dtypes: ClassVar[tuple[str, ...]] = ()  # values of `Rank.dtype`, such as ``float32``
-    versions: ClassVar[str] = ""  # the versions of the framework that it drives, in words
+    versions: ClassVar[str] = ""  # the versions of the framework that the adapter drives, in words
     dependencies: ClassVar[tuple[str, ...]] = ()  # distributions whose versions may change a result
-    # Whether the framework fills up ranks and micro-batches that a step has no samples for.
+    # Whether the framework adds padding samples where a step has too few for all ranks and
+    # micro-batches.
     fills_up: ClassVar[bool] = False
-    framework: ClassVar[Framework | None] = None  # the record of the framework, if it has one
+    framework: ClassVar[Framework | None] = None  # the record of the framework, if there is one
     # The function that reads users' recipes, as ``module:function``; see `contract.recipe`.
     recipes: ClassVar[str] = ""
-    # The framework's names of its reductions, each with the mode as `Aggregation.parse` reads it;
-    # a mode with a divisor that users give has none here. By default those of the record.
+    # The framework's names of its reductions, each with the mode as `Aggregation.parse` reads it; a
+    # mode whose divisor users give is listed without the divisor. By default, the names in the
+    # record.
     mode_names: ClassVar[Mapping[str, str]] = {}
 
     def __init_subclass__(cls) -> None:
-        """Take the names of modes from the class's record, unless the class has its own."""
+        """Take the names of modes from the class's record, unless the class sets ``mode_names``."""
         super().__init_subclass__()
         own = vars(cls)
         if "mode_names" not in own and own.get("framework") is not None:
             cls.mode_names = own["framework"].mode_names
 
     def layouts(self) -> Sequence[Layout]:
-        """The layouts to run, grouped by number of ranks; by default those of the record."""
+        """The layouts to run, grouped by number of ranks; by default the layouts of the record."""
         return self.framework.driven if self.framework else ()
 
     @abstractmethod
@@ -93,7 +98,7 @@ class Adapter(ABC):
 
     @abstractmethod
     def describe(self) -> Description:
-        """Describe the loaded framework by inspecting it, not by its version."""
+        """Describe the loaded framework by inspecting its code instead of its version."""
 
     @abstractmethod
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -104,12 +109,12 @@ class Adapter(ABC):
         """
 
     def leave_world(self) -> None:  # noqa: B027 - most frameworks keep nothing
-        """Forget process groups and the like that the framework keeps of a world about to end."""
+        """Drop process groups and other state that the framework keeps of a world about to end."""
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """Let the framework make one log of the entries of a rank's micro-batches, on one rank.
+        """Let the framework merge the log entries of a rank's micro-batches into one log.
 
-        Raises `Unsupported` if it has no such entries or makes logs in another way; any other
-        exception is the framework's.
+        Raises `Unsupported` if the framework has no such entries or makes logs in another way; any
+        other exception comes from the framework.
         """
         raise Unsupported(f"the adapter of {self.name} makes no logs")

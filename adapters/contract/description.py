@@ -1,8 +1,8 @@
 """The description of a loaded framework: its features, its conventions, its departures.
 
-`reference.aggregation.Conventions` says what the modes leave open. An adapter gives its answers by
-the names of the fields of that class, each with the place where the framework states it; fields
-that it does not name have the default value, which is that of the contract.
+`reference.aggregation.Conventions` has a field for each question that the modes leave open. An
+adapter answers by field name, with the place where the framework states the answer; other fields
+have the contract's default.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class DepartureKind(StrEnum):
 
     SET = "set"  # an option or a value that the adapter sets
     STUBBED = "stubbed"  # code that is replaced by the adapter's
-    PASSED_BY = "passed_by"  # a check or a step of the framework's own that is not executed
-    NOT_RUN = "not_run"  # code above the call at which the adapter enters
+    PASSED_BY = "passed_by"  # one of the framework's own checks or steps that is not executed
+    NOT_RUN = "not_run"  # code before the function that the adapter calls
 
 
 @dataclass(frozen=True)
 class Departure:
-    """A difference from a user's run, and why no verdict depends on it."""
+    """A difference from a user's run, and the reason why no verdict depends on the difference."""
 
     kind: DepartureKind
     what: str
@@ -48,14 +48,14 @@ is_set, stubbed, passed_by, not_run = (partial(Departure, kind) for kind in Depa
 
 
 class BatchProperty(StrEnum):
-    """A property of batches that a framework's own code may exclude."""
+    """A property that a framework's own code may keep batches from having."""
 
     EMPTY_SAMPLE = "a sample without active tokens"
 
 
 @dataclass(frozen=True)
 class FixedMode:
-    """The mode that an objective has whatever mode is set, and the place that documents it."""
+    """The mode that an objective always has, whatever mode is set, and where this is documented."""
 
     mode: Mode
     place: str
@@ -63,7 +63,7 @@ class FixedMode:
 
 @dataclass(frozen=True)
 class DefaultValue:
-    """The default of an option: as documented, and in a version's configuration."""
+    """The default of an option: the documented value and the value in a version's configuration."""
 
     option: str
     documented: Documented[Any]
@@ -74,8 +74,8 @@ class DefaultValue:
 class Description:
     """The features of a loaded framework, as found by inspecting it.
 
-    The first nine are its capabilities. Whatever they leave out is not run and
-    listed as unsupported; a declared capability that is not delivered counts as wrong.
+    The first nine fields are its capabilities. Jobs beyond them are not run and listed as
+    unsupported; a declared capability that fails counts as wrong.
     """
 
     modes: frozenset[Mode] = frozenset()
@@ -83,52 +83,55 @@ class Description:
     objectives: frozenset[Objective] = frozenset()
     # The metrics that this version logs where a job has their terms.
     metrics: frozenset[Metric] = frozenset()
-    options: frozenset[Option] = frozenset()  # of layouts
+    options: frozenset[Option] = frozenset()  # supported options of layouts
     largest_tp: int = 1  # the largest supported number of tensor-parallel ranks
     largest_pp: int = 1  # the largest supported number of pipeline stages
-    # What `Job.configuration` may set, each with the words by which the framework names it: an
-    # error that refuses a value must contain one of them.
+    # The settings that `Job.configuration` may have, each with the framework's words for the
+    # setting: an error that refuses a value must contain one of these words.
     configurations: Mapping[Setting | FaultInjection, tuple[str, ...]] = field(default_factory=dict)
     records_forward_passes: bool = False  # whether an observation has `forward_passes`
-    missing_rewards: bool = False  # whether its types allow a sample to have no reward
+    missing_rewards: bool = False  # whether the framework's types allow a sample without a reward
 
     default_mode: Mode = Mode.SAMPLE_MEAN  # the mode that is trained if a user chooses none
-    # What the modes leave open, by the fields of `reference.aggregation.Conventions`.
+    # Answers to the questions that the modes leave open, by field of
+    # `reference.aggregation.Conventions`.
     declared: Mapping[str, Convention] = field(default_factory=dict)
-    dtype: str = "float32"  # of the parameters; `Rank.dtype` replaces it
+    dtype: str = "float32"  # dtype of the parameters; `Rank.dtype` overrides it
     # Rules of configurations and logs, by name, that this version states, each with the place: a
-    # document, a help text, its validation or its tests. Breaking any other rule is no mistake.
+    # document, a help text, its validation or its tests. Breaking a rule that is not listed is no
+    # mistake.
     rules: Mapping[str, str] = field(default_factory=dict)
-    # Rules, by name, that this version contradicts, each with the place where it does.
+    # Rules, by name, that this version contradicts, each with the place of the contradiction.
     permits: Mapping[str, str] = field(default_factory=dict)
-    # Modes in which its documents promise to train any ordinary step, each with the place: there a
-    # refusal is wrong, elsewhere it is listed.
+    # Modes in which the framework's documents promise to train any ordinary step, each with the
+    # place. In these modes a refusal is wrong; in others it is only listed.
     promised: Mapping[Mode, str] = field(default_factory=dict)
-    # Of the objectives with options whose defaults are documented, these options.
+    # The options with documented defaults, by objective.
     defaults: Mapping[Objective, tuple[DefaultValue, ...]] = field(default_factory=dict)
-    # Mistakes of the catalogue, by name, that are how this version counts on purpose, each with the
-    # words for it: finding one is advice.
+    # Mistakes of the catalogue, by name, that this version makes on purpose, each with a
+    # description. A finding of such a mistake is advice.
     deliberate: Mapping[str, Convention] = field(default_factory=dict)
-    # Objectives that this version documents to have a mode of their own: that another one is
-    # ignored is advice.
+    # Objectives with a fixed mode that this version documents. Ignoring another mode is then
+    # advice.
     fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
-    # Properties that no batch of its own has, each with the place that sees to it: that a step
-    # crashes with such a batch is advice.
+    # Properties that no batch made by this version has, each with the place that ensures it. A
+    # crash on a batch with such a property is advice.
     never_made: Mapping[BatchProperty, str] = field(default_factory=dict)
-    # Options of this version that its adapter does not know, and choices as ``name=choice``.
+    # Options of this version that the adapter does not know, and unknown choices as
+    # ``name=choice``.
     new_options: tuple[str, ...] = ()
-    # What a user types to choose each mode, objective and part of layouts that is not the default;
-    # of a policy loss, besides PPO's bounds.
+    # The options that choose each non-default mode, objective and part of a layout, as a user types
+    # them. For a policy loss, the options of PPO's bounds are left out.
     chosen_by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # The name of each metric in the framework's own log.
     logged_as: Mapping[Metric, str] = field(default_factory=dict)
-    # Packages that the framework imports, the loss never uses, and this run replaced by stubs.
+    # Packages that the framework imports but the loss never uses, replaced by stubs in this run.
     stubs: tuple[str, ...] = ()
-    departures: tuple[Departure, ...] = ()  # all from a user's run, except the stubs
+    departures: tuple[Departure, ...] = ()  # all differences from a user's run, except stubs
 
     @cached_property
     def conventions(self) -> Conventions:
-        """The declared conventions, as the reference takes them."""
+        """The declared conventions, in the type that the reference takes."""
         return conventions_of(self.declared)
 
 
@@ -151,13 +154,13 @@ class Documented(Generic[Value]):
 
 
 def documented(where: str, values: Mapping[str, Any]) -> dict[str, Documented[Any]]:
-    """Values by name that one place states."""
+    """Values by name, all stated in one place."""
     return {name: Documented(value, where) for name, value in values.items()}
 
 
 @dataclass(frozen=True)
 class Assumed(Generic[Value]):
-    """A convention that is read off the framework's code or its comments alone."""
+    """A convention that is known only from the framework's code or its comments."""
 
     value: Value
 
@@ -166,7 +169,7 @@ Convention = Documented[Any] | Assumed[Any]
 
 
 def conventions_of(declared: Mapping[str, Convention]) -> Conventions:
-    """Returns the conventions without their sources, as the reference takes them."""
+    """Returns the conventions without their sources, in the type that the reference takes."""
     return Conventions(**{name: convention.value for name, convention in declared.items()})
 
 
@@ -180,7 +183,7 @@ def sources(declared: Mapping[str, Convention]) -> dict[str, str]:
 
 
 def answers(conventions: Conventions, documented: Mapping[str, str]) -> dict[str, str]:
-    """Returns each convention in words, with the place that states it, or that it is assumed."""
+    """Returns each convention in words, with the place that states it or a note that none does."""
     return {
         name: f"{value} ({documented.get(name, 'assumed')})"
         for name, value in vars(conventions).items()

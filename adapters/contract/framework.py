@@ -1,7 +1,7 @@
-"""An adapter's knowledge of a framework, as data in the words that its users type.
+"""An adapter's knowledge of a framework, as data, with options named as users type them.
 
-From a `Framework` follow what a loaded version offers, the configuration of a job, the metrics in
-its logs, its names of the modes, and its section of docs/options.md.
+A `Framework` determines the capabilities of a loaded version, the configuration of a job, the
+metrics in logs, the framework's names of the modes, and its section of docs/options.md.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ if TYPE_CHECKING:
     from reference.aggregation import Aggregation
 
 Settings = Mapping[str, Any]
-"""Values of options by their names; a function of the job gives one that depends on it."""
+"""Values of options by name; a value that depends on the job is a function of the job."""
 
 
 class Substitute(str):
-    """A value of ours in place of a user's own, such as a file or the name of a function."""
+    """A value that replaces a user's own, such as a file or the name of a function."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True)
 class OptionRow:
-    """Options that belong together: a row of docs/options.md.
+    """Related options: a row of docs/options.md.
 
-    ``note`` says with which values they are run or not run. If no mode, objective or layout sets
-    any of them, it begins with the checks that look at them all the same, or says why none does.
+    ``note`` says with which values the options are run or not run. If no mode, objective or layout
+    sets any of the options, the note begins with the checks that still cover them, or says why no
+    check does.
     """
 
     names: tuple[str, ...]
@@ -48,9 +49,9 @@ class OptionRow:
 
 @dataclass(frozen=True)
 class Configurable:
-    """The options that a user sets for a setting of `Job.configuration`.
+    """The options by which a user makes a setting of `Job.configuration`.
 
-    An error that refuses it must contain one of ``words``.
+    An error that refuses the setting must contain one of ``words``.
     """
 
     settings: Settings
@@ -61,37 +62,39 @@ class Configurable:
 class Framework:
     """A framework, or one of its engines.
 
-    ``modes`` has, by the framework's own name, a mode as `Aggregation.parse` reads it (``constant``
-    alone if users give its divisor) and what chooses it; the first is the default. Of several names
-    of a mode, jobs choose the first that has their divisor, or else the first. ``layout`` has what
-    each part of a layout's name sets: ``mb`` for a number of micro-batches, ``accumulated`` for
-    more than one where that is not what users do by default, ``mbtokens``, ``thd``, ``mb-thd``, an
-    option, and so on, or several with spaces between them. Jobs of every kind set ``always``; the
-    settings of ``configurations`` come last, and an empty text leaves an option out. A metric is
-    logged by its name in ``metrics``, as its opposite if ``-`` is before the name, and as its
-    complement if ``1 -`` is. With ``1/2``, half of it is taken.
+    ``modes`` maps the framework's own name of a mode to the mode as `Aggregation.parse` reads it
+    (``constant`` alone if users give its divisor) and to the settings that choose the mode; the
+    first entry is the default. If a mode has several names, jobs choose the first with their
+    divisor, or else the first. ``layout`` maps parts of a layout's name to settings: ``mb`` for a
+    number of micro-batches, ``accumulated`` for more than one where users have only one by default,
+    ``mbtokens``, ``thd``, ``mb-thd``, an option, and so on, or several parts separated by spaces.
+    Jobs of every kind use the settings of ``always``; the settings of ``configurations`` come last,
+    and an empty text leaves an option out. ``metrics`` has the name of each metric in logs: with
+    the prefix ``-``, the log has the negated metric, with ``1 -`` its complement. With ``1/2``,
+    half of the logged number is taken.
     """
 
     title: str
-    """As the framework spells itself; frameworks of one title share a section of options."""
+    """The framework's spelling of its name; records with the same title share a section of options.
+    """
     scope: str = ""
-    """A sentence that says which of its options ``options`` has."""
+    """A sentence that says which of the framework's options ``options`` covers."""
     modes: Mapping[str, tuple[str, Settings]]
     objectives: Mapping[Objective, Settings]
     only_modes: Mapping[Objective, Mode] = field(default_factory=dict)
-    """The mode of each objective that is documented for a single mode."""
+    """The mode of each objective that the framework documents for a single mode only."""
     layout: Mapping[str, Settings] = field(default_factory=dict)
     always: Settings = field(default_factory=dict)
     configurations: Mapping[Setting | FaultInjection, Configurable] = field(default_factory=dict)
     metrics: Mapping[Metric, str] = field(default_factory=dict)
     conventions: Mapping[str, Convention] = field(default_factory=dict)
     rules: Mapping[str, str] = field(default_factory=dict)
-    """As in `Description`, and so are the next three."""
+    """The same as in `Description`, like the next three fields."""
     permits: Mapping[str, str] = field(default_factory=dict)
     deliberate: Mapping[str, Convention] = field(default_factory=dict)
     fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
     defaults: Mapping[str, Documented[Any]] = field(default_factory=dict)
-    """The value that each option is documented to have if a user does not set it."""
+    """The documented default value of each option."""
     options: tuple[OptionRow, ...] = ()
     departures: tuple[Departure, ...] = ()
     driven: tuple[Layout, ...] = ()
@@ -102,7 +105,7 @@ class Framework:
 
     @property
     def mode_names(self) -> dict[str, str]:
-        """The modes by the framework's own names, as in `Adapter.mode_names`."""
+        """The framework's own names of modes, each with its mode, as in `Adapter.mode_names`."""
         return {name: mode for name, (mode, _) in self.modes.items()}
 
     def description(
@@ -114,10 +117,10 @@ class Framework:
     ) -> Description:
         """Describe a loaded version.
 
-        ``offers`` says whether its own configuration has these options and values. ``names`` are
-        those of all options that the loss depends on, and their choices as ``name=choice``.
-        ``default`` returns the value of an option that a user does not set. ``loaded`` are fields
-        of the description that are found in the loaded code, such as ``places``.
+        ``offers`` says whether the version's configuration has these options and values. ``names``
+        are the names of all options that the loss depends on, and their choices as ``name=choice``.
+        ``default`` returns an option's default value. ``loaded`` has the fields of the description
+        that are found in the loaded code, such as ``places``.
         """
         objectives = {one for one, chosen in self.objectives.items() if offers(_constant(chosen))}
         modes = [mode for mode, chosen in self.modes.values() if offers(_constant(chosen))]
@@ -156,7 +159,7 @@ class Framework:
 
     @property
     def with_defaults(self) -> dict[Objective, list[str]]:
-        """The options with documented defaults, each by the first objective that sets it."""
+        """The options with documented defaults, each under the first objective that sets it."""
         left, found = {*self.defaults}, {}
         for objective, chosen in self.objectives.items():
             if names := [name for name in chosen if name in left]:
@@ -165,10 +168,10 @@ class Framework:
         return found
 
     def narrowed(self, has: Callable[[Settings], bool]) -> Framework:
-        """Returns the record of a version, with nothing to choose that needs an option it lacks.
+        """Returns a version's record, without choices that need an option which the version lacks.
 
-        ``has`` says whether the version has these options and values, among which there may be
-        functions of the job.
+        ``has`` says whether the version has these options and values; a value may be a function of
+        the job.
         """
         kept = {name: one for name, one in self.configurations.items() if has(one.settings)}
         of_layout = self.layout.items()
@@ -181,7 +184,7 @@ class Framework:
         )
 
     def _knows(self, name: str) -> bool:
-        """Whether jobs set an option or choice, or a row of the table mentions it."""
+        """Whether jobs set an option or choice, or a row of the options table mentions it."""
         option, _, choice = name.partition("=")
         rows = [row for row in self.options if option in row.names]
         if not choice:
@@ -201,7 +204,8 @@ class Framework:
     def _chosen_by(self, default: Callable[[str], object]) -> dict[str, tuple[str, ...]]:
         """The options that choose each mode, objective and part of layouts, as a user types them.
 
-        Options with their default values are left out, and those of the objective's base.
+        Options with their default values are left out, and so are the options of the objective's
+        base.
         """
 
         def usual(name: str) -> object:
@@ -222,8 +226,8 @@ class Framework:
     def settings(self, job: Job) -> dict[str, Any]:
         """The options that train the job; none for an objective that is not in the record.
 
-        Raises `Unsupported` for a mode that the framework does not have, at all or for the loss,
-        and for a way to cut micro-batches that no part of ``layout`` has.
+        Raises `Unsupported` for a mode that the framework lacks, in general or for the job's loss,
+        and for a division into micro-batches that no part of ``layout`` describes.
         """
         merged = dict(self.always)
         of_rejection = self.objectives.get(Objective.REJECTION, {}) if job.rejects else {}
@@ -270,7 +274,7 @@ class Framework:
     def reported(
         self, logs: Sequence[Mapping[str, float]]
     ) -> dict[Metric, tuple[float | None, ...]]:
-        """The metrics that the logs of steps have; all other numbers are noted in `LOGGED`."""
+        """The metrics found in the logs of steps; all numbers of the logs are noted in `LOGGED`."""
         LOGGED.note(logs)
         found = {}
         for metric, signed in self.metrics.items():
@@ -286,7 +290,7 @@ class Framework:
 
 
 def parts_of(layout: Layout) -> set[str]:
-    """The parts of a layout, by which `Framework.layout` sets options."""
+    """The parts of a layout's name, which are the keys of `Framework.layout`."""
     cut = "mb" if isinstance(layout.micro_batches, int) else f"mb{layout.micro_batches}"
     several = () if layout.micro_batches == 1 else ("accumulated",)
     stored = layout.format
@@ -310,27 +314,27 @@ _SIGNED = re.compile(r"(1 (?=-))?(- ?)?(1/2 )?(.+)")
 
 
 def _signed(name: str) -> tuple[str, str, str, str]:
-    """The parts of an entry of `Framework.metrics`, the name in logs last."""
+    """The prefixes of an entry of `Framework.metrics`, and last the name in logs."""
     return _SIGNED.fullmatch(name).groups()  # type: ignore[union-attr,return-value]
 
 
 def _text(aggregation: Aggregation) -> str:
-    """An aggregation as `Aggregation.parse` reads it."""
+    """The text of an aggregation, as `Aggregation.parse` reads it."""
     mode, divisor = aggregation.mode, aggregation.divisor
     return mode if divisor is None else f"{mode}:{divisor:g}"
 
 
 def _difference(settings: Settings, base: Settings) -> Settings:
-    """The settings that are not in others, or have another value there."""
+    """The settings that are missing from others, or have another value in them."""
     return {name: one for name, one in settings.items() if name not in base or base[name] != one}
 
 
 def _typed(settings: Settings, default: Callable[[str], object]) -> tuple[str, ...]:
     """Settings as users type them, without default values.
 
-    Of values that depend on a job, that are ours or that have several parts, it is the name alone.
-    A number that only tunes what another option switches on is left out; one whose default is
-    nothing or 0 is a switch itself.
+    A value that depends on the job, is a `Substitute` or has several parts is left out, and only
+    the option's name is given. A number that only tunes a feature which another option switches on
+    is left out; a number whose default is 0 or None is itself a switch.
     """
     changed = {name: one for name, one in settings.items() if one != default(name)}
     tuned = [
@@ -341,7 +345,7 @@ def _typed(settings: Settings, default: Callable[[str], object]) -> tuple[str, .
 
 
 def _is_off(name: str, default: Callable[[str], object]) -> bool:
-    """Whether an option is off by default; one with a ``+`` is no option of the framework's own."""
+    """Whether an option is off by default; names with ``+`` are not the framework's options."""
     return not name.startswith("+") and not default(name)
 
 
@@ -355,7 +359,7 @@ def _is_number(value: object) -> bool:
 
 
 def _kind(mode: str) -> Mode:
-    """The mode of a text such as `Aggregation.parse` reads, with its divisor or without."""
+    """The mode of a text for `Aggregation.parse`, whether or not the text has a divisor."""
     return Mode(mode.partition(":")[0])
 
 

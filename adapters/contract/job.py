@@ -1,6 +1,7 @@
-"""The input of ranks, a job, and their output, an observation of a framework.
+"""The input of ranks, a job, and their output: an observation of the framework's behaviour.
 
-A job for startup validation has a configuration that differs in a few points from other jobs'.
+A job for startup validation has a configuration that differs in a few settings from an ordinary
+job's.
 """
 
 from __future__ import annotations
@@ -32,10 +33,10 @@ class Depth(StrEnum):
 
 
 class Setting(StrEnum):
-    """A setting in which the configuration of a run may differ from what its job implies."""
+    """A setting that a configuration may change from the value implied by mode and layout."""
 
-    MODE = "mode"  # which may also be left to the default
-    DIVISOR = "divisor"  # of `constant`, as typed
+    MODE = "mode"  # the reduction mode, which may also be left to the default
+    DIVISOR = "divisor"  # the divisor of mode `constant`, as typed
     PER_TOKEN = "per_token"  # the older flag for `token_mean`
     ENTROPY = "entropy"  # an entropy bonus besides the policy loss
     KL = "kl"  # a divergence from a reference policy besides the policy loss
@@ -52,23 +53,24 @@ class FaultInjection(StrEnum):
     GROUPS_MISSING = "groups_missing"  # samples have no prompt group
     GROUP_INCOMPLETE = "group_incomplete"  # the first prompt group lacks a sample
     DENOMINATORS_DROPPED = "denominators_dropped"  # a custom conversion leaves out `prompt_mean`'s
-    BOUNDARY_GAP = "boundary_gap"  # a sample between two prompt groups belongs to none
+    BOUNDARY_GAP = "boundary_gap"  # a sample between two prompt groups belongs to no group
     BOUNDARY_OVERLAP = "boundary_overlap"  # a sample belongs to two adjacent prompt groups
     BOUNDARY_SHORT = "boundary_short"  # the last prompt group ends before the last sample
 
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """The configuration of a run, where it differs from what the job's mode and layout imply.
+    """Changes to the configuration that the job's mode and layout imply.
 
-    ``says_mode`` is False if the mode is left to the default; ``per_token`` is the older flag for
-    `token_mean`. ``divisor`` is the text typed: the job's divisor if None, no divisor if empty.
-    ``entropy`` and ``kl`` switch on auxiliary losses; ``corrects`` sets a custom function for
-    truncated importance sampling, ``reduces`` a custom reducer of the policy loss, which divides
-    sums by `REDUCER_DIVISOR` in every mode. ``batch_size`` is the number of samples of an optimizer
-    step, the job's if None. ``distils`` subtracts the divergence from a teacher, times
-    `KL_COEFFICIENT`, from advantages that the framework computes. ``in_file`` are the settings in a
-    configuration file instead of the command line.
+    ``says_mode`` is False if the mode is left to the framework's default; ``per_token`` is the
+    older flag for `token_mean`. ``divisor`` is the divisor as typed; None stands for the job's
+    divisor, and an empty text for no divisor. ``entropy`` and ``kl`` switch on auxiliary losses;
+    ``corrects`` sets a custom function for truncated importance sampling, ``reduces`` a custom
+    reducer of the policy loss, which divides sums by `REDUCER_DIVISOR` in every mode.
+    ``batch_size`` is the number of samples of an optimizer step, the job's if None. ``distils``
+    subtracts the divergence from a teacher, times `KL_COEFFICIENT`, from advantages that the
+    framework computes. ``in_file`` has the settings that are made in a configuration file instead
+    of on the command line.
     """
 
     says_mode: bool = True
@@ -85,7 +87,7 @@ class Configuration:
 
     @property
     def settings(self) -> frozenset[Setting | FaultInjection]:
-        """The settings in which it differs from what the job implies."""
+        """The settings that differ from those implied by the job."""
         chosen: dict[Setting | FaultInjection, bool] = {
             Setting.MODE: not self.says_mode,
             Setting.DIVISOR: self.divisor is not None,
@@ -107,7 +109,7 @@ REDUCER_DIVISOR = 64.0  # the divisor of the custom reducer
 
 
 class Column(StrEnum):
-    """A column of a batch that a framework is given, by its name in `ProbedBatch`."""
+    """A column of the batch that is given to a framework, by its name in `ProbedBatch`."""
 
     OLD_LOG_PROBS = "old_log_probs"
     REFERENCE_LOG_PROBS = "reference_log_probs"
@@ -119,14 +121,14 @@ class Column(StrEnum):
     LOG_PROBS = "log_probs"
     ENTROPIES = "entropies"
     TEACHER_LOG_PROBS = "teacher_log_probs"
-    REWARDS = "rewards"  # of samples
+    REWARDS = "rewards"  # one per sample
 
 
 class Paint(NamedTuple):
-    """The only token of a batch that has a value in a column, where every other has none.
+    """The only token of a batch with a non-zero value in a column.
 
-    ``sample`` counts over all steps, ``token`` within the response. ``id`` is the token's, if the
-    gradient of all others is multiplied by 0.
+    ``sample`` counts over all steps, ``token`` within the response. ``id`` is the token's id if the
+    gradients of all other tokens are multiplied by 0.
     """
 
     sample: int
@@ -145,13 +147,14 @@ class Operand(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Replacement:
-    """Values that are put in place of a framework's own, wherever a line asks for an operation.
+    """Values that replace the framework's own at an operation of a source line.
 
     They replace the result, or the tensor or Python number at ``position`` among the operands of
-    its kind. ``columns`` are those of the expression, None if they are not known. ``caller`` is the
-    line that must have called its function, None if any may have. ``entries`` has values by rank
-    and by the number of earlier calls of the line; calls that it lacks are left alone. If it is
-    None, each entry is multiplied by a mark of its own, or replaced by the mark if it is 0.
+    its kind. ``columns`` are the source columns of the expression, None if unknown. ``caller`` is
+    the line from which the function must have been called, None if any caller counts. ``entries``
+    has values by rank and by the number of earlier calls of the line; other calls are left
+    unchanged. If ``entries`` is None, each entry of the tensor is multiplied by its own mark, or
+    replaced by the mark if the entry is 0.
     """
 
     file: str
@@ -165,10 +168,10 @@ class Replacement:
 
 
 class Edit(NamedTuple):
-    """Another text of a statement, or of the header of a compound one, in a framework's file.
+    """New text for a statement, or for the header of a compound statement, in a framework's file.
 
-    ``span`` is that of the text it replaces: its first line and column, and its last ones, as
-    `ast` has them.
+    ``span`` is the position of the replaced text: first line and column, last line and column, as
+    in `ast`.
     """
 
     file: str
@@ -177,23 +180,24 @@ class Edit(NamedTuple):
 
 
 MARKS = 4096
-"""The first mark, and how many a rank has: all products with counts are exact in float32."""
+"""The first mark, and the number of marks of a rank: all products with counts are exact in float32.
+"""
 
 
 def mark(rank: int, index: int) -> int:
-    """The mark of an entry, counted over all that a rank replaces."""
+    """The mark of the entry with an index, counted over all entries that a rank replaces."""
     return MARKS * (1 + rank) + index
 
 
 class Defaults(StrEnum):
-    """The way in which a job gets the documented defaults of its loss's options."""
+    """The ways in which options of a job's loss get their documented defaults."""
 
     LEFT_OUT = "left_out"
     TYPED = "typed"
 
 
 class Place(StrEnum):
-    """The place of poison in a column."""
+    """The groups of tokens that can be poisoned in a column."""
 
     MASKED = "masked tokens"
     OUTSIDE = "prompts and padding"
@@ -202,15 +206,15 @@ class Place(StrEnum):
 
 
 POISONS = (math.nan, math.inf, -math.inf, 1e30)
-"""Values that no token's loss may depend on: multiplied by 0, three of them are not 0."""
+"""Values that no token's loss may depend on. Three of them do not become 0 when multiplied by 0."""
 
 OVERFLOWS = (-100.0, -1e4, -1e30, -math.inf)
-"""Log-probabilities of an earlier policy that make the ratio to it infinite in float32."""
+"""Log-probabilities of an earlier policy that make the importance ratio infinite in float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Poison:
-    """Values that stand in a column at some tokens, cycled over their token ids."""
+    """Values that replace a column's values at some tokens, cycled over token ids."""
 
     column: Column
     place: Place = Place.MASKED
@@ -232,13 +236,15 @@ class Job:
     configuration: Configuration = DEFAULT_CONFIGURATION
     poison: Poison | None = None
     attached: Column | None = None
-    """The column whose values have a gradient, as if a model was run without ``no_grad``."""
+    """The column whose values require a gradient, as if a model had been run without ``no_grad``.
+    """
     defaults: Defaults | None = None
-    """The way in which options get their documented defaults; None if all jobs' values are used."""
+    """The way in which options get their documented defaults; None if they have the values that
+    other jobs set."""
     painted: Paint | None = None
-    """The only entry with a value."""
+    """The only entry of a column with a non-zero value, if any."""
     replaced: Replacement | Edit | None = None
-    """A value or statement that replaces one of the framework's own, in a job of an experiment."""
+    """A value or statement that replaces one of the framework's own in an experiment."""
 
     is_recorded: bool = False
     """Whether the operations of all ranks are recorded, for a trace."""
@@ -256,7 +262,7 @@ class Job:
 
 
 class Unsupported(Exception):  # noqa: N818 - a verdict, not an error
-    """The framework has no such mode, depth or layout; the message says which."""
+    """The framework does not support the job's mode, depth or layout; the message says which."""
 
 
 class Refused(Exception):  # noqa: N818 - a verdict, not an error
@@ -266,17 +272,18 @@ class Refused(Exception):  # noqa: N818 - a verdict, not an error
 class PendingReduction(StrEnum):
     """The reduction that the rest of a train step would apply to the ranks' gradients."""
 
-    REPLICATED = "replicated"  # none: every rank holds the final gradient
+    REPLICATED = "replicated"  # no reduction: every rank holds the final gradient
     SUM = "sum"
     MEAN = "mean"
     SUM_PER_COUNTED_TOKEN = "sum_per_counted_token"  # sum, divided by the counted tokens
     SUM_PER_TOKEN = "sum_per_token"  # sum, divided by the active tokens of the step
-    SUM_PER_SAMPLE = "sum_per_sample"  # by its samples, as conventions count them
+    # sum, divided by the samples of the step, as conventions count them
+    SUM_PER_SAMPLE = "sum_per_sample"
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """Sums of a micro-batch by name: ``count`` divides all, ``normalizers`` each its own."""
+    """Sums of a micro-batch by name; ``count`` divides all, ``normalizers`` divide single sums."""
 
     keys: tuple[str, ...]
     values: tuple[float, ...]
@@ -289,17 +296,17 @@ class Observation:
     """The observation of one rank, with an entry for each step of the job.
 
     ``token_weights`` has the weight of every response token, float64 and flat like ``Step.mask``.
-    ``counted_tokens`` are those that the framework counted here, for `SUM_PER_COUNTED_TOKEN`.
+    ``counted_tokens`` is the framework's token count on this rank, for `SUM_PER_COUNTED_TOKEN`.
     ``forward_passes`` has the index of the forward pass in which this rank held each response
-    token, or -1: how the framework cut the step. It is empty if the adapter does not report it.
-    ``rows`` has, for each of these forward passes, how many rows hold a sample of the step: more
-    than it has samples where a framework repeats some to fill up. It may be empty too.
-    ``skipped_steps`` are those whose gradient the trainer threw away, as it was NaN or infinite:
-    their weights are 0.
-    All of these may be empty on a pipeline stage without a probe, which only the last must have.
-    ``reported`` are the metrics that the framework logs on this rank, after its own reduction over
-    micro-batches and ranks; None if this rank logs none. Those of rollouts (`OF_ROLLOUTS`) have one
-    entry for the batch. Unknown metrics are absent; empty below depth `step`.
+    token, or -1, and thus describes how the framework cut the step. It is empty if the adapter does
+    not report it. ``rows`` has, for each of these forward passes, the number of rows that hold a
+    sample of the step. The sum exceeds the number of samples if a framework repeats samples as
+    padding. ``rows`` may be empty too. ``skipped_steps`` are the steps whose gradient the trainer
+    discarded because it was NaN or infinite: their weights are 0. All these fields may be empty on
+    a pipeline stage without a probe; only the last stage must have one. ``reported`` are the
+    metrics that the framework logs on this rank, after its own reduction over micro-batches and
+    ranks; None if this rank logs none. Metrics of rollouts (`OF_ROLLOUTS`) have one entry for the
+    batch. Unknown metrics are absent. ``reported`` is empty below depth `step`.
     """
 
     token_weights: tuple[NDArray[np.float64], ...]
@@ -310,21 +317,22 @@ class Observation:
     skipped_steps: frozenset[int] = frozenset()
     reported: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)
     logged: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
-    """All numbers of the framework's logs by its own names. Adapters do not set it."""
+    """All numbers of the framework's logs, by their names in the logs. Adapters do not set it."""
 
     logs_together: bool = False
-    """Whether each logged number is of several optimizer steps, which ``reported`` cannot tell."""
+    """Whether each logged number covers several optimizer steps, so that ``reported`` has none per
+    step."""
 
     own_losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """As `ProbedBatch.own_losses` reads them, for `Objective.ROUTER`."""
+    """The result of `ProbedBatch.own_losses`, for `Objective.ROUTER`."""
 
     routed: int = 0
-    """The positions, padding included, whose router losses were multiplied by their number, as
-    Megatron-Core does with a loss per token. Adapters do not set it."""
+    """The number of positions, padding included, by which router losses were multiplied, as in
+    Megatron-Core with a loss per token. Adapters do not set it."""
 
     attached_gradient: NDArray[np.float32] | None = None
-    """The gradient that reached an attached column, by token id, which should be 0; None if no
-    column is attached. Adapters do not set it."""
+    """The gradient of the attached column, by token id, which should be 0; None if no column is
+    attached. Adapters do not set it."""
 
     reads_poison: bool = False
-    """Whether the adapter has read the column that is poisoned. Adapters do not set it."""
+    """Whether the adapter has read the poisoned column. Adapters do not set it."""

@@ -14,33 +14,36 @@ class Option(StrEnum):
     """A setting that changes how a step is run and must not change its result."""
 
     ALLGATHER_CP = "allgather_cp"  # ranks hold one part of the packed row and gather the others
-    AVERAGE_IN_COLLECTIVE = "average_in_collective"  # gradients, by the all-reduce itself
+    AVERAGE_IN_COLLECTIVE = "average_in_collective"  # the all-reduce itself averages gradients
     BALANCE_DATA = "balance_data"  # samples are distributed over data-parallel ranks by length
-    DISTRIBUTED_OPTIMIZER = "distributed_optimizer"  # a rank has the gradients of its shard only
-    EXPERT_PARALLEL = "expert_parallel"  # each of two ranks has an expert, and tokens of both
-    HYBRID_SHARDING = "hybrid_sharding"  # half of the ranks share a model, the others have a copy
+    DISTRIBUTED_OPTIMIZER = "distributed_optimizer"  # each rank has only the gradients of its shard
+    EXPERT_PARALLEL = "expert_parallel"  # two ranks have one expert each, and exchange tokens
+    HYBRID_SHARDING = "hybrid_sharding"  # half of the ranks shard a model, the other half a replica
     INTERLEAVED = "interleaved"  # each pipeline stage has two chunks of the model
     LEGACY_TRAINER = "legacy_trainer"  # the trainer that a framework keeps beside its default one
     MASKED_TRUNCATION = "masked_truncation"  # the framework masks samples that were cut off
     NOT_SHARDED = "not_sharded"  # every rank has a whole model, where shards are the default
-    OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"  # bucket by bucket, during the backward pass
-    # The step has fewer micro-batches than one usually has, as the last of an epoch may.
+    # gradients are reduced bucket by bucket during the backward pass
+    OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"
+    # The step has fewer micro-batches than usual, like the last step of an epoch may.
     PARTIAL_WINDOW = "partial_window"
-    PER_TOKEN_LOSS = "per_token_loss"  # the engine divides gradients by tokens that it counts
-    POLICY_GRADIENT_WORKER = "policy_gradient_worker"  # PPO by the worker that has other losses too
-    REPLICATED_OPTIMIZER = "replicated_optimizer"  # not distributed, where that is the default
+    PER_TOKEN_LOSS = "per_token_loss"  # the engine divides gradients by its own token count
+    # PPO by the worker that also has other policy losses
+    POLICY_GRADIENT_WORKER = "policy_gradient_worker"
+    # optimizer not distributed, where distributed is the default
+    REPLICATED_OPTIMIZER = "replicated_optimizer"
     ROUTING_REPLAY = "routing_replay"  # tokens get the experts that their rollouts chose
-    # A batch of rollouts that fills no optimizer step comes before, as at the end of an epoch.
+    # The preceding batch of rollouts is too small for an optimizer step, as at the end of an epoch.
     SHORT_BATCH = "short_batch"
-    # Stages of ZeRO (arXiv:1910.02054) other than a framework's default: ranks share the states
-    # of the optimizer (1), gradients too (2) and parameters too (3), or nothing (0).
+    # Stages of ZeRO (arXiv:1910.02054) other than a framework's default: ranks shard optimizer
+    # states (1), also gradients (2), also parameters (3), or nothing (0).
     ZERO_0 = "zero_0"
     ZERO_1 = "zero_1"
     ZERO_2 = "zero_2"
     ZERO_3 = "zero_3"
     SHARED_GENERATION = "shared_generation"  # all optimizer steps are cut out of one generation
-    SPLIT_GENERATION = "split_generation"  # every micro-batch is a generation of its own
-    TWO_EPOCHS = "two_epochs"  # a batch is trained on twice, and the second time is looked at
+    SPLIT_GENERATION = "split_generation"  # every micro-batch is a separate generation
+    TWO_EPOCHS = "two_epochs"  # a batch is trained on twice, and the second pass is observed
 
 
 class InvalidLayoutError(ConformanceError):
@@ -60,9 +63,9 @@ class Layout:
     parallelism counts as context parallelism), ``pp`` the stages of a pipeline, whose last one
     computes the loss; ranks are numbered along ``tp`` first, then along ``cp``, ``dp`` and ``pp``.
     ``micro_batches`` says how a rank's samples are cut: into a number of equal micro-batches, into
-    ``uneven`` ones of different sample counts, or up to a budget of ``tokens``. ``format`` is how a
-    micro-batch is stored: ``thd`` is one packed row, ``bshd`` a row per sample padded to one width.
-    ``options`` are further settings.
+    ``uneven`` micro-batches of different sample counts, or into micro-batches of limited
+    ``tokens``. ``format`` is the storage of a micro-batch: ``thd`` is one packed row, ``bshd`` one
+    row per sample, padded to the same width. ``options`` are further settings.
     """
 
     dp: int = 1
@@ -103,9 +106,9 @@ class Layout:
 
     @property
     def token_holders(self) -> slice:
-        """A rank for each data- and context-parallel rank of the last pipeline stage.
+        """One rank of the last pipeline stage for each data- and context-parallel rank.
 
-        Tensor-parallel ranks hold the same tokens, and only the first of them is included.
+        Tensor-parallel ranks hold the same tokens, and only the first one is included.
         """
         return slice(self._first_of_last_stage, None, self.tp)
 
@@ -162,7 +165,7 @@ _ALTERNATIVES = re.compile(r"\{([^{}]*)\}")
 def expanded(pattern: str) -> list[Layout]:
     """The layouts of a pattern such as ``dp{1,2}-cp1-mb{2,tokens}-thd``.
 
-    Of alternatives in braces, the last ones change fastest.
+    The alternatives in the last braces change fastest.
     """
     found = _ALTERNATIVES.search(pattern)
     if found is None:

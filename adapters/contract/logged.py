@@ -1,6 +1,6 @@
-"""All numbers that a framework logs in a job, by its own names, whether or not a check knows them.
+"""All numbers that a framework logs in a job, under its own names, known to a check or not.
 
-Whatever reads metrics off a log notes the whole log here; adapters have nothing to do.
+The functions that read metrics from a log note the whole log here; adapters need no code for it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class LogRecorder:
         self._noted: Logged = {}
 
     def note(self, logs: Sequence[Mapping[str, Any]]) -> None:
-        """Keep the numbers of logs; names that are noted already keep theirs."""
+        """Keep the numbers of logs; a name that is already noted keeps its numbers."""
         found = [{name: number(value) for name, value in log.items()} for log in logs]
         names = dict.fromkeys(name for log in found for name in log)
         for name in names:
@@ -30,7 +30,7 @@ class LogRecorder:
                 self._noted[str(name)] = numbers
 
     def drain(self) -> Logged:
-        """Return what was noted since the last call."""
+        """Return the numbers noted since the last call."""
         noted, self._noted = self._noted, {}
         return noted
 

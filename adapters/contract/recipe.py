@@ -1,8 +1,8 @@
 """A user's recipe: the options of a training run, as the framework itself reads them.
 
-An adapter that reads recipes names a function in ``recipes``. It is called where the framework is
-loaded, hands what a user typed to the framework's own parser and validation, and tells what came
-of it by the names of the adapter's record.
+An adapter that reads recipes names a function in ``recipes``. The function is called in a process
+that has loaded the framework. It passes the user's text to the framework's own parser and
+validation, and returns the resulting options by their names in the adapter's record.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MASKED_END = "where a rewarded response ends with a masked token"
 
 
 class RecipeRefused(Exception):  # noqa: N818 - a verdict of the framework, not an error
-    """The framework refuses a recipe; the message has its words."""
+    """The framework refuses a recipe; the message quotes the framework."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,44 +46,45 @@ class Typed:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """What a framework makes of a recipe, by the names of the adapter's record."""
+    """A recipe as the framework has read it, with options named as in the adapter's record."""
 
     engine: str
     values: Settings
-    """Every option that the framework has read or that it has a default for."""
+    """Every option that the framework has read or has a default for."""
 
     defaults: Settings
-    """What each of them is if a user does not set it."""
+    """The default of each option in ``values``."""
 
     layout: Layout
-    """How the recipe cuts an optimizer step, at its full size."""
+    """The layout of an optimizer step, at the recipe's full size."""
 
     samples: int
-    """The samples of an optimizer step."""
+    """The number of samples of an optimizer step."""
 
     per_prompt: int
-    """The samples of a prompt."""
+    """The number of samples of a prompt."""
 
     steps: int = 1
-    """The optimizer steps of a batch of rollouts."""
+    """The number of optimizer steps of a batch of rollouts."""
 
     generations: int = 1
-    """The generations whose micro-batches an optimizer step is made of."""
+    """The number of generations whose micro-batches make up an optimizer step."""
 
     longest: int | None = None
-    """The most tokens of a response."""
+    """The maximum number of tokens of a response."""
 
     ours: frozenset[str] = frozenset()
-    """Options that an adapter sets so that something can be seen, and not to choose a loss."""
+    """Options that an adapter sets only to make something observable, which do not choose a loss.
+    """
 
     sizes: frozenset[str] = frozenset()
-    """Options that layout, samples and steps follow from."""
+    """Options that determine layout, samples and steps."""
 
     unlike: frozenset[str] = frozenset()
     """Facts that no batch of the recipe has, such as `UNEVEN_GROUPS`."""
 
     unread: frozenset[str] = frozenset()
-    """Options that only a package knows that is not installed here."""
+    """Options that are known only to a package which is not installed."""
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -97,9 +98,9 @@ class Recipe:
 
 @contextmanager
 def refusals_of_recipes() -> Iterator[None]:
-    """Turns what a framework raises, or ends the process with, into `RecipeRefused`.
+    """Turns a framework's exceptions, including `SystemExit`, into `RecipeRefused`.
 
-    Of a parser that prints its complaint and exits, these are the words of the last line.
+    If a parser prints its complaint and exits, the message is the last line that it printed.
     """
     printed = io.StringIO()
     try:
@@ -126,10 +127,10 @@ def require_words(typed: Typed, title: str) -> None:
 
 
 def nested_yaml(file: Path | None) -> Any:
-    """The options of a YAML file, for frameworks that are given them as words; none without it.
+    """The options of a YAML file, for frameworks that take them as words; none without a file.
 
     Raises:
-        RecipeRefused: it is no YAML, or has no options.
+        RecipeRefused: the file is not YAML, or has no options.
     """
     import yaml
 
@@ -154,12 +155,12 @@ def flat(section: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]
 
 
 def sizes_in(values: Settings, *names: str) -> tuple[int, ...]:
-    """The whole numbers that options set, 1 for each that is missing, empty or 0."""
+    """The integer values of options; 1 for an option that is missing, empty or 0."""
     return tuple(int(values.get(name) or 1) for name in names)
 
 
 def grid_of(ranks: int, cp: int = 1, tp: int = 1, pp: int = 1) -> Layout:
-    """The layout of a run's ranks: data-parallel, one at least, where nothing else shares them."""
+    """The layout of a run's ranks. ``dp`` is the rest after the other dimensions, at least 1."""
     return Layout(dp=max(ranks // (cp * tp * pp), 1), cp=cp, tp=tp, pp=pp)
 
 
@@ -173,7 +174,7 @@ def cut(
 ) -> Layout:
     """The layout of an optimizer step of ``samples`` on a grid of ranks.
 
-    A micro-batch has ``rows`` samples; None says that tokens cut micro-batches.
+    A micro-batch has ``rows`` samples; None if a token budget cuts micro-batches.
     """
     return replace(
         grid,
@@ -188,14 +189,14 @@ def extend_defaults(
 ) -> dict[str, Any]:
     """The defaults, with the value of each option that is not ``by_user``.
 
-    What follows from other options is none that a user has set.
+    Values that follow from other options do not count as set by a user.
     """
     following = {name: one for name, one in values.items() if name not in by_user}
     return {**defaults, **following}
 
 
 def options_of(record: Framework, values: Settings, defaults: Settings) -> tuple[Option, ...]:
-    """The options of layouts that a recipe chooses: all that set them has exactly these values."""
+    """The layout options that a recipe chooses by having exactly their settings."""
     found = []
     for part, chosen in record.layout.items():
         constant = {name: one for name, one in chosen.items() if not callable(one)}

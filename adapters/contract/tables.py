@@ -53,11 +53,12 @@ _CONSTANTS: dict[str, Any] = {
     "steps": lambda job: len(job.steps),
     "samples": lambda job: sum(step.size for step in job.steps),
 }
-"""The values that the files of all frameworks may name with a ``$``."""
+"""Values that the files of all frameworks may refer to with a ``$``."""
 
 Rows = list[dict[str, str]]
 Text = str | list[Any] | dict[str, Any]
-"""Settings in a file: a table, the name of shared or given ones, or a list of both."""
+"""Settings in a file: a table, the name of shared or given settings, or a list of tables and names.
+"""
 
 
 class _Configurable(BaseModel, extra="forbid"):
@@ -66,7 +67,7 @@ class _Configurable(BaseModel, extra="forbid"):
 
 
 class _Choices(BaseModel, extra="forbid"):
-    """The fields of a record, or those in which one variant differs."""
+    """The fields of a record, or only the fields in which a variant differs."""
 
     title: str = ""
     scope: str = ""
@@ -94,8 +95,8 @@ class _Choices(BaseModel, extra="forbid"):
 class Imports(BaseModel, extra="forbid"):
     """Packages and modules that a framework imports.
 
-    Those that are ``required`` must be installed. No step that is driven enters others: ``missing``
-    ones are stubbed unless they are installed, and ``stubbed`` ones in any case.
+    ``required`` packages must be installed. No step that adapters drive enters the others:
+    ``missing`` packages are stubbed unless they are installed, ``stubbed`` packages always.
     """
 
     required: list[str] = Field(default_factory=list)
@@ -104,7 +105,7 @@ class Imports(BaseModel, extra="forbid"):
 
 
 class _Tables(_Choices):
-    """A file. Tables by other names are rows of options or departures that a version has."""
+    """The tables of a file. Tables with other names are rows of options or departures."""
 
     model_config = ConfigDict(extra="allow")
     __pydantic_extra__: dict[str, Rows]
@@ -115,10 +116,10 @@ class _Tables(_Choices):
 
 
 class RecordFile:
-    """The records in a package's file, with the values that it names with a ``$``.
+    """The records in a package's file, with the values that the file refers to with a ``$``.
 
-    They are functions of a job, alone or all of a module, and other values by their keywords; of
-    several with one name, the last.
+    The values are functions of a job, single or all of a module, and keyword arguments. If several
+    have the same name, the last one counts.
     """
 
     def __init__(
@@ -130,13 +131,13 @@ class RecordFile:
         self._reader = _Reader(self._tables.shared, named | values)
 
     def record(self, *departures: Departure) -> Framework:
-        """The record of the whole file; ``departures`` that others share follow its own."""
+        """The record of the whole file; shared ``departures`` follow the record's own."""
         return _extended(_NOTHING, self._tables, self._reader, departures)
 
     def variant(
         self, name: str, *departures: Departure, base: Framework | None = None
     ) -> Framework:
-        """The record of an engine or a version: ``base``, if given, with what the file adds."""
+        """The record of an engine or a version: the file's additions to ``base``, if given."""
         own = self._tables.variants[name]
         return _extended(base or _NOTHING, own, self._reader, departures)
 
@@ -146,12 +147,12 @@ class RecordFile:
 
 
 def read_options(package: str, table: str = "options") -> tuple[OptionRow, ...]:
-    """The rows of a package's table: ``names``, what they change, and a ``note``."""
+    """The rows of a package's options table: ``names``, their effect, and a ``note``."""
     return _options(_rows(package, table))
 
 
 def read_departures(package: str, table: str = "departures") -> tuple[Departure, ...]:
-    """The departures of a package's table: a kind with what differs, and ``why`` that is safe."""
+    """The departures of a package's table: the kind, the difference, and ``why`` it is safe."""
     return _departures(_rows(package, table))
 
 
@@ -166,7 +167,7 @@ def read_imports(package: str) -> Imports:
 def _extended(
     base: Framework, own: _Choices, reader: _Reader, departures: Iterable[Departure]
 ) -> Framework:
-    """A record with what a file adds: later entries replace earlier ones, and rows follow them."""
+    """A record with a file's additions: new entries replace old entries, new rows are appended."""
     added: dict[str, Any] = {
         "modes": {name: (mode, reader.settings(text)) for name, (mode, text) in own.modes.items()},
         "objectives": reader.all_settings(own.objectives),
@@ -200,12 +201,12 @@ def _extended(
 
 
 _REPLACED = ("title", "scope", "missing_rewards", "largest_tp", "largest_pp")
-"""Fields that a variant gives anew, if it has them."""
+"""Fields in which a variant's value, if any, replaces the value of its base."""
 
 
 @dataclass(frozen=True)
 class _Reader:
-    """Reads settings that name shared ones, constants, and values that a module gives."""
+    """Reads settings that refer to shared settings, constants and values of a module."""
 
     shared: Mapping[str, Text]
     values: dict[str, Any]
@@ -215,7 +216,7 @@ class _Reader:
         return {name: self.settings(text) for name, text in texts.items()}
 
     def settings(self, text: Text) -> dict[str, Any]:
-        """Options by their dotted names; of several settings, the last one with an option wins."""
+        """Options by dotted names; if several settings have the same option, the last one wins."""
         if isinstance(text, str):
             given = text.startswith("$")
             return dict(self._value(text)) if given else self.settings(self.shared[text])
@@ -262,7 +263,7 @@ def _stated(text: Any) -> Convention:
 
 
 def _places(places: Mapping[str, str]) -> dict[str, str]:
-    """The place of each of several rules, whose names may be separated by commas."""
+    """The place of each rule; one key may name several rules, separated by commas."""
     return {name: where for names, where in places.items() for name in names.split(", ")}
 
 

@@ -1,4 +1,4 @@
-"""Whether a job has trained anything yet, which tells a refusal from a step that breaks off."""
+"""Whether a job has trained a micro-batch yet: a later error is a crash and not a refusal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Training:
         self._passes = 0
 
     def begin(self) -> None:
-        """Begin a job: no micro-batch has been trained."""
+        """Begin a job, of which no micro-batch has been trained."""
         self._passes = 0
 
     def note_pass(self) -> None:
@@ -19,9 +19,9 @@ class Training:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a micro-batch has been trained, before the one that the job is at."""
+        """Whether a micro-batch has been trained before the current one."""
         return self._passes > 1
 
 
 TRAINING = Training()
-"""The counter of this process, which trains one job at a time."""
+"""The counter of this process, which runs one job at a time."""

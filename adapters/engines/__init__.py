@@ -1,5 +1,5 @@
-"""Training engines that several frameworks share, each driven once.
+"""Training engines that several frameworks share, each driven in one place.
 
-`shells` has what is known of them without importing them: layouts, and the frame of an adapter on
-FSDP or Megatron-Core. The others drive Megatron-Core, DeepSpeed and Accelerate on a rank.
+`shells` has what can be known without importing an engine: layouts, and base classes of adapters on
+FSDP or Megatron-Core. The other modules drive Megatron-Core, DeepSpeed and Accelerate on a rank.
 """

@@ -1,7 +1,7 @@
 """Hugging Face Accelerate, and transformers' `Trainer` on it.
 
-Accelerate reads the world from environment variables and keeps it for the process; a `Trainer`
-makes an `Accelerator` of its own, with that state.
+Accelerate reads the world from environment variables and keeps it for the process; each `Trainer`
+makes its own `Accelerator`, which uses that state.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
 
 def enter_world(rank: Rank) -> None:
-    """Let the next `Accelerator` find the world of a rank, and nothing of a job before."""
+    """Let the next `Accelerator` find the world of a rank, without state of earlier jobs."""
     leave_world()
     for name, value in RENDEZVOUS.items():
         os.environ.setdefault(name, value)
     if rank.device == "cpu":
-        os.environ.pop(LOCAL_RANK, None)  # which Accelerate sets in a world of several CPUs
+        os.environ.pop(LOCAL_RANK, None)  # Accelerate sets it if a world has several CPUs
 
 
 def name_engine(name: str) -> None:
-    """Let ranks on CPUs have an engine that Accelerate gives ranks on GPUs alone, by its name."""
+    """Enable an engine on CPUs that Accelerate allows only on GPUs, by its name."""
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
@@ -47,7 +47,7 @@ def name_engine(name: str) -> None:
 
 
 def require_engine(name: str) -> None:
-    """Raise `Unsupported` unless the latest `Accelerator` ran an engine, by Accelerate's name."""
+    """Raise `Unsupported` unless the latest `Accelerator` ran the engine of this name."""
     from accelerate.state import AcceleratorState
 
     ran = AcceleratorState().distributed_type.value
@@ -65,7 +65,7 @@ def leave_world() -> None:
 
 
 class Watch(TrainerCallback):
-    """Keeps the gradient of each optimizer step of a `Trainer`, and what it logs of the step."""
+    """Keeps the gradient and the log of each optimizer step of a `Trainer`."""
 
     def __init__(self) -> None:
         self.logs: list[dict[str, Any]] = []
@@ -73,13 +73,13 @@ class Watch(TrainerCallback):
         self._reader: GradientReader | Records[NDArray[np.float32]] | None = None
 
     def follow(self, trainer: Any) -> None:
-        """Take the place of what prints logs."""
+        """Register with a trainer, replacing the callback that prints logs."""
         trainer.remove_callback(PrinterCallback)
         trainer.add_callback(self)
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """Read gradients where the wrapped optimizer steps, or DeepSpeed's engine, which has it."""
+        """Read gradients when the wrapped optimizer steps, or DeepSpeed's engine if it is used."""
         optimizer, model = of_trainer["optimizer"], self.trainer.model_wrapped
         if hasattr(model, "is_gradient_accumulation_boundary"):
             from adapters.engines.deepspeed import gradients_of_steps
@@ -90,7 +90,7 @@ class Watch(TrainerCallback):
             self._reader = GradientReader(getattr(optimizer, "optimizer", optimizer))
 
     def on_log(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """Keep the log of a step, which the log of the whole run comes after."""
+        """Keep a log: one for each step, and last one for the whole run."""
         self.logs.append({**of_trainer["logs"]})
 
     def gradients(self) -> list[NDArray[np.float32]]:

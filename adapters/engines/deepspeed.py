@@ -1,7 +1,8 @@
 """DeepSpeed: its engine on the CPU, and readers of the gradient.
 
 The engine, its reductions and its optimizers run as they are. Where there is no GPU, the optimizer
-is torch's AdamW, and collectives stay with gloo: DeepSpeed would compile C++ for either.
+is torch's AdamW, and collectives stay with gloo: DeepSpeed's own versions of both would have to
+compile C++.
 """
 
 from __future__ import annotations
@@ -41,10 +42,10 @@ GROUPS = (
 
 
 def import_deepspeed() -> None:
-    """Import DeepSpeed: for the CPU, and without compiling anything, where there is no GPU."""
+    """Import DeepSpeed; without a GPU, for the CPU and without compiling anything."""
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"
-    # It imports torch's compiler, which would leave a folder among temporary files.
+    # DeepSpeed imports torch's compiler, which would leave a folder among temporary files.
     kept = platformdirs.user_cache_path("rl-loss-conformance") / "torchinductor"
     with suppress(OSError):
         kept.mkdir(parents=True, exist_ok=True)
@@ -66,7 +67,7 @@ OF_SIZES = ("Check batch related parameters", "Gradient accumulation steps: ")
 
 @contextmanager
 def refusals_of_sizes() -> Iterator[None]:
-    """Turn DeepSpeed's refusal of batch sizes that do not fit each other into `Refused`."""
+    """Turn DeepSpeed's errors about inconsistent batch sizes into `Refused`."""
     try:
         yield
     except AssertionError as error:
@@ -79,7 +80,7 @@ _MESHES: dict[tuple[Any, ...], Any] = {}
 
 
 def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that makes the device meshes of a world, each with its process groups once."""
+    """A cached version of ``make``, so that each device mesh of a world is made only once."""
 
     def mesh(*args: Any, **options: Any) -> Any:
         key = (*args, *options.items())
@@ -91,9 +92,10 @@ def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Records[NDArray[np.float32]]:
-    """Records the probe's gradient, [capacity], whenever DeepSpeed's engine makes a step of it.
+    """Records the probe's gradient, [capacity], at each optimizer step of DeepSpeed's engine.
 
-    Frameworks call the engine's `step` for every micro-batch, and the engine itself knows the last.
+    Frameworks call the engine's `step` after every micro-batch; the engine itself knows which one
+    is the last of an optimizer step.
     """
     from deepspeed.utils import safe_get_full_grad
 
@@ -113,8 +115,8 @@ def partitioned_gradient(
 ) -> NDArray[np.float32] | None:
     """The whole gradient of a parameter that the optimizer of a ZeRO stage is about to step.
 
-    That optimizer holds flat parts of all parameters, on each rank others, whose gradients are
-    unscaled and clipped. Returns None if it holds none of this parameter.
+    On each rank, that optimizer holds different flat parts of all parameters, whose gradients are
+    unscaled and clipped. Returns None if the optimizer holds no part of this parameter.
     """
     if (part := _part(parameter)) is None:
         return None
@@ -130,7 +132,7 @@ def partitioned_gradient(
 
 
 class _PartOnRank(NamedTuple):
-    """Entries of a parameter that a rank's optimizer holds: from ``start`` on, of ``size``."""
+    """The entries of a parameter that a rank's optimizer holds: ``start`` onwards, of ``size``."""
 
     held: torch.Tensor
     start: int
@@ -139,8 +141,8 @@ class _PartOnRank(NamedTuple):
 
 
 def _part(parameter: Any) -> _PartOnRank | None:
-    """This rank's part of a parameter that ZeRO has partitioned; None of any other."""
-    if (mapping := getattr(parameter, "_hp_mapping", None)) is not None:  # stages 1 and 2
+    """This rank's part of a parameter that ZeRO has partitioned; None for any other parameter."""
+    if (mapping := getattr(parameter, "_hp_mapping", None)) is not None:  # ZeRO stages 1 and 2
         start, size = mapping.lp_fragment_address.start, parameter.numel()
         return _PartOnRank(mapping.hp_fragment, start, size, parameter._dp_group)
     if (zero := getattr(parameter, "_z3_optimizer", None)) is not None:
@@ -153,10 +155,11 @@ def _part(parameter: Any) -> _PartOnRank | None:
 
 
 def forget_engines() -> None:
-    """Reset what DeepSpeed keeps of earlier engines in a process: a user's process has one engine.
+    """Reset DeepSpeed's state of earlier engines in a process: a user's process has one engine.
 
-    It keeps how ranks share sequences, and ZeRO 3's counters of parameters and modules. ZeRO 3
-    compares these over ranks, but ranks of ours have had different numbers of engines before.
+    The state consists of how ranks share sequences, and of ZeRO 3's counters of parameters and
+    modules. ZeRO 3 compares these counters over ranks, but our ranks have had different numbers of
+    engines before.
     """
     groups: Any = importlib.import_module("deepspeed.utils.groups")
     groups.mpu = None
@@ -169,17 +172,17 @@ def forget_engines() -> None:
 
 
 SEQUENCES = "deepspeed.runtime.sequence_parallel.parallel_state_sp"
-"""The module with the process groups of ranks that share sequences."""
+"""The module that keeps the process groups of sequence parallelism."""
 
 
 def group_sequences_once() -> None:
-    """Let the process groups of ranks that share sequences be made once in a world."""
+    """Let the process groups of sequence parallelism be made only once in a world."""
     home: Any = importlib.import_module(SEQUENCES)
     home.initialize_sequence_parallel = made_once(home.initialize_sequence_parallel)
 
 
 def leave_world() -> None:
-    """Forget the process groups and meshes that are kept of a world about to end."""
+    """Drop DeepSpeed's process groups and device meshes of a world about to end."""
     _MESHES.clear()
     sequences: Any = sys.modules.get(SEQUENCES, SimpleNamespace())
     sequences._SEQUENCE_PARALLEL_GROUP = sequences._SEQUENCE_DATA_PARALLEL_GROUP = None

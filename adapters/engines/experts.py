@@ -1,10 +1,11 @@
-"""Experts of a mixture that ranks share: the probe as the parameters of experts.
+"""Expert parallelism in a mixture of experts: the probe as the experts' parameters.
 
-Under expert parallelism a rank has some experts, and the tokens of other ranks come to them. An
-expert's parameters are therefore not reduced over all data-parallel ranks, but over those that have
-the same expert; Megatron-Core keeps them in buffers of their own, with a scaling of their own. Here
-each of n experts has the probe's entries of every n-th token id, and its gradient is the weights of
-these tokens, from all n ranks: they are what they are without experts.
+Under expert parallelism a rank has some of the experts, to which the tokens of other ranks are
+dispatched. An expert's gradients are therefore not reduced over all data-parallel ranks, but only
+over the ranks that have the same expert; Megatron-Core keeps them in separate buffers with a
+separate scaling. Here each of n experts has the probe's entries of every n-th token id. Its
+gradient is the weights of these tokens, from all n ranks, so token weights are the same as without
+experts.
 """
 
 from __future__ import annotations
@@ -19,36 +20,36 @@ if TYPE_CHECKING:
     from adapters.contract import Layout
 
 SHARED = 2
-"""The ranks that share experts with the option; each has one."""
+"""The number of ranks that share experts with the option; each rank has one expert."""
 
 
 def ranks_that_share(layout: Layout) -> int:
-    """Megatron's expert-parallel size."""
+    """Megatron's expert-parallel size for a layout."""
     return SHARED if Option.EXPERT_PARALLEL in layout.options else 1
 
 
 def require_step(layout: Layout, depth: Depth) -> None:
-    """Raise `Unsupported` if experts would not be reduced, as below depth `step`."""
+    """Raise `Unsupported` for experts below depth `step`, where their gradients are not reduced."""
     if Option.EXPERT_PARALLEL in layout.options and depth is not Depth.STEP:
         raise Unsupported(f"no experts at depth {depth}: they are reduced in a step alone")
 
 
 class Experts:
-    """The experts of this rank, in a model of a configuration; they do nothing if it has all."""
+    """The experts of this rank under a model configuration; no effect if a rank has all experts."""
 
     def __init__(self, config: Any) -> None:
         self._count = config.expert_model_parallel_size
 
     def own(self, probe: torch.nn.Parameter) -> None:
-        """Make the probe a parameter of experts, which Megatron-Core reduces by itself."""
+        """Mark the probe as an expert parameter, which Megatron-Core reduces separately."""
         if self._count > 1:
             probe.allreduce = False  # type: ignore[attr-defined]
 
     def entries(self, probe: torch.Tensor) -> torch.Tensor:
-        """The entries of all tokens: each expert's, for all ranks that share experts: [capacity].
+        """The probe's entries of all tokens, summed over the ranks that share experts: [capacity].
 
-        In the backward pass an expert gets the gradients of all of these ranks. They call this in
-        each forward pass, as they would dispatch tokens.
+        In the backward pass, an expert gets the gradients of all these ranks. All of them call this
+        in each forward pass, where they would dispatch tokens.
         """
         import torch
 
@@ -63,12 +64,13 @@ class Experts:
             torch.where(is_own, probe, 0.0), group
         )
         whole: torch.Tensor = mappings.copy_to_tensor_model_parallel_region(summed, group)
-        # Megatron-Core reduces a copy of a gradient that is not contiguous, such as that of a sum.
+        # Megatron-Core would reduce a copy of a non-contiguous gradient, such as the gradient of a
+        # sum.
         whole.register_hook(torch.Tensor.contiguous)
         return whole
 
     def whole(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradients of all experts, gathered from the ranks that have them: [capacity]."""
+        """The gradients of all experts, gathered from the ranks that share them: [capacity]."""
         if self._count == 1:
             return gradient
         import torch.distributed as dist

@@ -1,6 +1,6 @@
-"""FSDP1 on CPUs: what torch checks, shards of gradients, and models that outlive their world.
+"""FSDP1 on CPUs: skips torch's GPU checks, gathers gradients, and frees models of ended worlds.
 
-Gradients of steps are read in the same way of FSDP2.
+The gradients of FSDP2's steps are read in the same way.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ WRAPPED: list[Any] = []
 
 
 def initialise_on_cpu() -> None:
-    """Pass by a check of torch's that wants a GPU."""
+    """Disable a check of torch that requires a GPU."""
     fsdp1: Any = importlib.import_module("torch.distributed.fsdp._init_utils")
     fsdp1._check_module_states_for_sync_module_states = lambda _: None
 
 
 def wrapping_on_cpu(home: Any) -> AbstractContextManager[Any]:
-    """Let a module of a framework that names a GPU by its number wrap models on the CPU."""
+    """Let a framework's module wrap models on the CPU although it passes a GPU's number."""
     wrap = home.FSDP
 
     def wrap_on_cpu(*arguments: Any, device_id: int, **named: Any) -> Any:
@@ -42,7 +42,7 @@ def wrapping_on_cpu(home: Any) -> AbstractContextManager[Any]:
 
 
 def whole(wrapped: Any, gradient: torch.Tensor) -> NDArray[np.float32]:
-    """The probe's whole gradient: FSDP1 leaves each rank a shard of it, [capacity / shards]."""
+    """The probe's whole gradient, gathered from the shards of FSDP1, [capacity / shards]."""
     group = getattr(wrapped, "process_group", None)
     if group is None or dist.get_world_size(group) == 1:
         return as_array(gradient)
@@ -52,11 +52,11 @@ def whole(wrapped: Any, gradient: torch.Tensor) -> NDArray[np.float32]:
 
 
 def gradients_of_steps(owner: Any, model: Any) -> Records[NDArray[np.float32] | None]:
-    """Records the probe's gradient, [capacity], of each ``optimizer_step`` of a model's owner.
+    """Records the probe's gradient, [capacity], at each ``optimizer_step`` of a model's owner.
 
-    It is None if the step was skipped because it is not finite. Shards are gathered before the
-    step, as some frameworks skip one by the shard of each rank alone. The model is taken apart
-    when its world ends.
+    It is None if the step was skipped because the gradient is not finite. Shards are gathered
+    before the step, because in some frameworks each rank decides by its own shard whether to skip.
+    `take_models_apart` must be called when the world ends.
     """
     WRAPPED.append(model)
     [probe] = [one for one in owner.optimizer.param_groups[0]["params"] if one.requires_grad]
@@ -77,10 +77,10 @@ def gradients_of_steps(owner: Any, model: Any) -> Records[NDArray[np.float32] | 
 
 
 def take_models_apart() -> None:
-    """Take the models of a world that ends apart.
+    """Clear the modules of all models of a world that ends, so that their memory is freed.
 
-    FSDP1's views of a parameter hold it, and the parameter holds its model with the views and the
-    threads of its groups: a cycle that Python's garbage collector cannot see.
+    FSDP1's views reference their parameter, and the parameter references its model with the views
+    and the threads of process groups: a reference cycle that Python's garbage collector cannot see.
     """
     while WRAPPED:
         for module in [*WRAPPED.pop().modules()]:

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from adapters.contract import Job
 
 COMPARED = 2
-"""The samples of a prompt where nothing depends on their number."""
+"""The number of samples of a prompt where nothing depends on this number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The sizes of a job: optimizer steps, micro-batches per step, and a rank's samples in each.
+    """The sizes of a job: optimizer steps, and a rank's micro-batches per step with their samples.
 
     ``per_generation`` counts micro-batches; each generation is trained on ``iterations`` times.
     """
@@ -41,7 +41,7 @@ class Schedule:
 
     @property
     def generation_size(self) -> int:
-        """The samples of a generation, on all ranks."""
+        """The number of samples of a generation, over all ranks."""
         return self.per_generation * self.micro_batch_size * self.ranks
 
     @property
@@ -51,7 +51,7 @@ class Schedule:
 
     @property
     def optimizer_steps(self) -> int:
-        """The number of optimizer steps, in all iterations."""
+        """The number of optimizer steps over all iterations."""
         return self.steps * self.iterations
 
     @property
@@ -78,7 +78,7 @@ class Schedule:
         step, micro_batch = divmod(index, self.micro_batches)
         part = micro_batch * self.ranks + rank
         if self.per_generation >= self.micro_batches:
-            # A rank has one part of a step and cuts it.
+            # A rank has a contiguous part of a step and cuts it into micro-batches.
             part = rank * self.micro_batches + micro_batch
         first = (step * self.ranks * self.micro_batches + part) * self.micro_batch_size
         return range(first, first + self.micro_batch_size)
@@ -86,7 +86,7 @@ class Schedule:
 
 @dataclass(eq=False)
 class Generated:
-    """The samples of a batch, generated on a rank, one generation after another."""
+    """The samples of a batch that a rank generates, one generation after another."""
 
     batch: ProbedBatch
     job: Job
@@ -94,17 +94,17 @@ class Generated:
     rank: int
 
     def is_truncated(self, sample: int) -> bool:
-        """Whether a sample was cut off: one without active tokens, if the trainer masks those."""
+        """Whether a sample has no active token because the trainer masks truncated samples."""
         masks_truncated = Option.MASKED_TRUNCATION in self.job.layout.options
         return masks_truncated and not self.batch.original_masks[sample].any()
 
     def generated_mask(self, sample: int) -> NDArray[np.int64]:
-        """The tokens that the policy generated itself: all of a sample that was cut off."""
+        """Mask of the tokens that the policy generated itself: all tokens of a truncated sample."""
         return (self.batch.original_masks[sample] | self.is_truncated(sample)).astype(np.int64)
 
 
 def schedule_of(job: Job, iterations: int = 1) -> Schedule:
-    """The schedule for a job; raises `Unsupported` if there is none."""
+    """The schedule for a job; raises `Unsupported` if its samples cannot be divided."""
     layout, size = job.layout, job.configuration.batch_size or samples_per_step(job.steps)
     if not isinstance(layout.micro_batches, int):
         raise Unsupported(f"no micro-batches by {layout.micro_batches}")
@@ -128,17 +128,17 @@ def schedule_of(job: Job, iterations: int = 1) -> Schedule:
 
 
 def micro_batch_size(job: Job) -> int:
-    """The samples of a rank's micro-batch."""
+    """The number of samples of a rank's micro-batch."""
     return schedule_of(job).micro_batch_size
 
 
 def micro_batches(job: Job) -> int:
-    """The micro-batches of a rank in an optimizer step."""
+    """The number of a rank's micro-batches in an optimizer step."""
     return schedule_of(job).micro_batches
 
 
 def per_generation(job: Job) -> int:
-    """The micro-batches of a rank in a generation."""
+    """The number of a rank's micro-batches in a generation."""
     return schedule_of(job).per_generation
 
 
@@ -150,9 +150,9 @@ def _per_generation(job: Job, micro_batches: int) -> int:
 
 
 def generations_of_prompt(job: Job, schedule: Schedule) -> int:
-    """The samples of a prompt; all samples of a generation if it has only one prompt.
+    """The number of samples of a prompt; the size of a generation if it has only one prompt.
 
-    Raises `Unsupported` if prompts differ in size, or a generation has parts of them.
+    Raises `Unsupported` if prompts differ in size, or a generation has only a part of a prompt.
     """
     if not gives_advantages(job):
         return _samples_of_prompts(job, schedule)

@@ -1,11 +1,11 @@
-"""Megatron-Core: models that carry the probe, and how its gradient is read at each depth.
+"""Megatron-Core: models with the probe, and readers of the probe's gradient at each depth.
 
 Megatron's pipeline schedules, `DistributedDataParallel` and `finalize_model_grads` run as they are,
-on the CPU too. The optimizer is replaced by one that reads the gradient. In a pipeline every
-stage has a probe of its own. Activations carry the token ids, so that a schedule that mixes up
-micro-batches shows, and the sums of the probes' entries so far, which the last stage adds to the
-log-probabilities: the gradient of every probe is the token weights if the backward passes, the
-reductions and the final division of each stage are right.
+on the CPU too. The optimizer is replaced by one that reads the gradient. In a pipeline every stage
+has its own probe. Activations carry the token ids, which reveal a schedule that mixes up
+micro-batches. They also carry the sums of the entries of all probes so far, which the last stage
+adds to the log-probabilities. So the gradient of every probe is the token weights if the backward
+passes, the reductions and the final division of each stage are right.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ OPTIONS = frozenset(
 IMPOSSIBLE_LOGIT = -1e4  # logit of a token whose probability is exactly 0
 GRID = "grid"  # key of a rank's cache: the sizes of Megatron's process groups
 WRAPPED: list[Any] = []
-"""The models in data parallelism of the grid that this process is in."""
+"""This process's models in data parallelism, all in the current grid of process groups."""
 
 
 def enter_grid(layout: Layout, rank: Rank) -> bool:
-    """Leave process groups of other sizes and what depends on them; returns whether it did."""
+    """Leave the process groups of another grid; return whether the grid has changed."""
     grid = layout.tp, layout.cp, layout.pp, chunks_per_stage(layout), ranks_that_share(layout)
     if rank.cache.get(GRID) == grid:
         return False
@@ -70,9 +70,9 @@ def join_grid(layout: Layout, rank: Rank) -> None:
 def leave_grid() -> None:
     """End Megatron's process groups, if there are any: each keeps threads that poll its sockets.
 
-    A group ends with the last model of its grid, which is taken apart: nodes of autograd, kept by
-    it and by its optimizer, have hooks that keep it: cycles that no garbage collector of Python
-    sees.
+    A group is freed only with the last model of its grid, so all models are cleared. A model and
+    its optimizer reference autograd nodes, whose hooks reference the model: a reference cycle that
+    Python's garbage collector cannot see.
     """
     from megatron.core import mpu
 
@@ -81,7 +81,7 @@ def leave_grid() -> None:
     if not mpu.model_parallel_is_initialized():
         return
     forget_logs()
-    groups = {*(mpu._global_process_group_list or [])} - {None}  # which is the whole world
+    groups = {*(mpu._global_process_group_list or [])} - {None}  # None stands for the whole world
     while groups:
         dist.destroy_process_group(groups.pop())
     mpu.destroy_model_parallel()
@@ -94,12 +94,12 @@ def chunks_per_stage(layout: Layout) -> int | None:
 
 
 class Policy:
-    """The chunks of a model in data parallelism, whose gradients are reduced and final.
+    """The chunks of a model in data parallelism, whose gradients are reduced and finalised.
 
-    A rank has one chunk, or several if the schedule is interleaved; the last one is observed.
+    A rank has one chunk, or several if the schedule is interleaved; the last chunk is observed.
 
-    The schedule calls ``finalize_model_grads`` after the last micro-batch. If gradients are not
-    finalised, ``counted_tokens`` records the tokens counted on this rank in each step.
+    The schedule calls ``finalize_model_grads`` after the last micro-batch. If it does not finalise
+    gradients, ``counted_tokens`` records the tokens counted on this rank in each step.
     """
 
     def __init__(self, chunks: list[Any], bare: list[Any]) -> None:
@@ -113,12 +113,12 @@ class Policy:
         self.finalize_model_grads: Callable[..., None] = finalize_model_grads
 
     def gradient(self) -> NDArray[np.float32]:
-        """The probe's gradient, as an optimizer would find it: [capacity]."""
+        """The probe's gradient as the optimizer gets it: [capacity]."""
         return as_array(self.experts.whole(self.probe.main_grad))  # type: ignore[attr-defined]
 
 
 class ShardedPolicy(Policy):
-    """A policy under the distributed optimizer: a rank's gradient is final in its shard alone."""
+    """A policy under the distributed optimizer: a rank's gradient is final only in its shard."""
 
     def gradient(self) -> NDArray[np.float32]:
         """The probe's gradient, gathered from the shards of all ranks."""
@@ -150,7 +150,7 @@ class BarePolicy(Policy):
 
 
 def policy_of(bare: list[Any], rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
-    """A probed model's chunks, bare below depth `step`; `Unsupported` if Megatron refuses."""
+    """The policy of a probed model, bare below depth `step`; may raise `Unsupported`."""
     if depth is not Depth.STEP:
         return BarePolicy(bare)
     from megatron.core.distributed import DistributedDataParallel
@@ -172,7 +172,7 @@ def policy_of(bare: list[Any], rank: Rank, depth: Depth, ddp_config: Any) -> Pol
 
 
 def wrapped_policy(wrapped: list[Any], bare: list[Any]) -> Policy:
-    """The policy of a model's chunks, bare and in data parallelism, which ends with the grid."""
+    """The policy of a model's chunks, bare and in data parallelism, valid until `leave_grid`."""
     WRAPPED.extend(wrapped)
     sharded = wrapped[0].ddp_config.use_distributed_optimizer
     return (ShardedPolicy if sharded else Policy)(wrapped, bare)
@@ -181,7 +181,8 @@ def wrapped_policy(wrapped: list[Any], bare: list[Any]) -> Policy:
 def transformer_config(layout: Layout, dtype: torch.dtype, **options: Any) -> Any:
     """Megatron's configuration of a small model, whose rows may differ in length.
 
-    Megatron's own validation of options has an interleaved schedule overlap its communication.
+    With an interleaved schedule, communication is overlapped, as Megatron's own validation of
+    options requires.
     """
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -198,7 +199,8 @@ def transformer_config(layout: Layout, dtype: torch.dtype, **options: Any) -> An
         overlap_p2p_comm=chunks is not None,
         batch_p2p_comm=chunks is None,
         variable_seq_lengths=True,
-        moe_token_dispatcher_type="alltoall",  # the default one has no rows of different lengths
+        # the default dispatcher does not support rows of different lengths
+        moe_token_dispatcher_type="alltoall",
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
@@ -208,7 +210,7 @@ def transformer_config(layout: Layout, dtype: torch.dtype, **options: Any) -> An
 
 
 def reduce_one_by_one_over_gloo(rank: Rank) -> None:
-    """Reduce Megatron's buckets one by one: gloo coalesces collectives of CPU tensors only."""
+    """Reduce Megatron's buckets one by one, as gloo coalesces only collectives of CPU tensors."""
     if rank.device != "cpu" and "nccl" not in torch.distributed.get_backend_config():
         from megatron.core.distributed import param_and_grad_buffer
 
@@ -217,24 +219,24 @@ def reduce_one_by_one_over_gloo(rank: Rank) -> None:
 
 @contextmanager
 def one_by_one(group: Any, async_ops: bool = False) -> Iterator[None]:
-    """Coalesce no collectives; raises `Unsupported` for asynchronous ones, never awaited here."""
+    """Coalesce no collectives; raise `Unsupported` for asynchronous ones, as none are awaited."""
     if async_ops:
         raise Unsupported("no overlap of gradient reduction with gloo on CUDA tensors")
     yield
 
 
 def vocabulary_offset() -> float:
-    """The number to add to logits, so that the first tensor-parallel rank alone has the token."""
+    """The number to add to logits, so that only the first tensor-parallel rank has the token."""
     from megatron.core import mpu
 
     return 0.0 if mpu.get_tensor_model_parallel_rank() == 0 else IMPOSSIBLE_LOGIT
 
 
 def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any]) -> list[Any]:
-    """This rank's chunks of a model in place of Megatron's GPT model.
+    """This rank's chunks of a model that replaces Megatron's GPT model.
 
-    The vocabulary is split over the tp ranks. ``head`` makes outputs of token ids, the probe and a
-    parameter that is 0, both in float32, as Megatron's own wrapper of narrower models makes them.
+    The vocabulary is split over the tp ranks. ``head(ids, probe, zero)`` returns the outputs; probe
+    and zero, a parameter, are float32, as in Megatron's `Float16Module`.
     """
     from megatron.core import mpu
     from megatron.core.enums import ModelType
@@ -256,11 +258,11 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
             self.replaying: Any = None  # a router whose choice of experts is replayed
 
         def set_input_tensor(self, input_tensor: Any) -> None:
-            """Take the activations of the stage before, None on the first."""
+            """Take the activations of the previous stage; None on the first stage."""
             [self.received] = input_tensor if isinstance(input_tensor, list) else [input_tensor]
 
         def shared_embedding_or_output_weight(self) -> torch.Tensor:
-            """The parameter that first and last stage share, as if embeddings were tied."""
+            """The parameter that first and last stage share, like tied embeddings."""
             return self.logit
 
         def zero_grad_buffer(self) -> None:
@@ -292,7 +294,7 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
 
 
 def values_head(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
-    """A critic's values: the probe's entries of the tokens that are predicted, [*input_ids, 1]."""
+    """A critic's values: the probe's entries of the predicted tokens, [*input_ids, 1]."""
     return logit + probe[(input_ids + 1) % len(probe)].unsqueeze(-1)
 
 
@@ -302,13 +304,13 @@ def chunks_of(config: Any) -> int:
 
 
 DIGITS = torch.tensor([1, 256, 65_536])
-"""Token ids are handed from stage to stage in digits that bfloat16 has too."""
+"""Place values of token ids in activations: each digit to base 256 is exact in bfloat16."""
 
 
 def activations(ids: torch.Tensor, probe: torch.Tensor, width: int) -> torch.Tensor:
     """The activations that a stage hands to the next for ids [rows, tokens]: [tokens, rows, width].
 
-    A position has its id and the probe's entry of the token that it predicts.
+    Each position holds its token id, and the probe's entry of the token that it predicts.
     """
     digits = ids.unsqueeze(-1) // DIGITS.to(ids.device) % 256
     entries = probe[(ids + 1) % len(probe)].unsqueeze(-1)
@@ -325,7 +327,7 @@ def ids_of(received: torch.Tensor) -> torch.Tensor:
 def probe_of(received: torch.Tensor, ids: torch.Tensor, capacity: int) -> torch.Tensor:
     """The entries of earlier stages' probes in activations, 0 for other tokens: [capacity].
 
-    If a framework repeats rows in a micro-batch, one of them is read.
+    If a framework repeats rows in a micro-batch, only one of the copies is read.
     """
     predicted = ((ids + 1) % capacity).flatten()
     position = torch.full((capacity,), -1, device=ids.device)
@@ -344,7 +346,7 @@ class ReadingOptimizer:
         self._policy = policy
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return the loss: in full precision it is not scaled."""
+        """Return the loss unscaled, as in full precision."""
         return loss
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
@@ -357,7 +359,7 @@ class ReadingOptimizer:
 
 
 def gradients_of_steps(optimizer: Any, policy: Policy) -> Records[NDArray[np.float32]]:
-    """Records the probe's gradient, [capacity], whenever Megatron's optimizer is about to step.
+    """Records the probe's gradient, [capacity], before each step of Megatron's optimizer.
 
     The gradient is then set to 0, as NaN would spoil the probe even at a learning rate of 0.
     """

@@ -1,7 +1,8 @@
-"""A model with a vocabulary of one token, whose logits are the numbers of the tokens they predict.
+"""A model with a vocabulary of one token, whose logits are the ids of the tokens they predict.
 
-For frameworks that slice logits themselves before they compute entropies: the slice tells which
-tokens it belongs to. In a vocabulary of one token all logits have the same probability.
+It is for frameworks that slice logits before they compute entropies: each logit in the slice still
+says which token it predicts. With a vocabulary of one token, a logit's value does not change its
+probability.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ if TYPE_CHECKING:
 
 
 class NumberedSeam(ProbeSeam):
-    """A seam that reads the tokens of entropies off the logits."""
+    """A `ProbeSeam` that reads the predicted tokens from the logits."""
 
     def wrap_entropies(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A framework's function of logits, [..., 1], with the entropies of their tokens added."""
+        """Wrap a framework's function of logits, [..., 1], adding predicted tokens' entropies."""
 
         def noted(logits: torch.Tensor, *rest: Any, **options: Any) -> Any:
             self.predicted = logits[..., 0].detach().long()
@@ -31,18 +32,19 @@ class NumberedSeam(ProbeSeam):
         return super().wrap_entropies(noted)
 
 
-SEAM = NumberedSeam()  # the seam of this process, which trains one job at a time
+SEAM = NumberedSeam()  # the only instance of this process, which runs one job at a time
 
 
 def policy(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
-    """The probe as a policy of one token."""
+    """A policy with a vocabulary of one token that holds the probe."""
     return ProbedTransformer(capacity, passes, outputs)
 
 
 def outputs(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:
-    """The logits, [*input_ids, 1], in any rows; FSDP hooks its backward pass to them.
+    """The logits, [*input_ids, 1], for any number of rows, with the probe in the graph for FSDP.
 
-    They are no view, as some frameworks divide them in place, which would drop the hooks of a view.
+    FSDP attaches backward hooks to the logits. They are not a view, because some frameworks divide
+    them in place, which would drop the hooks of a view.
     """
     SEAM.probe = probe
     logits: Any = 0.0 * probe[input_ids].unsqueeze(-1) + (input_ids + 1).unsqueeze(-1)

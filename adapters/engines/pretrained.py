@@ -1,7 +1,7 @@
 """A Hugging Face model that consists of the probe, and a tokenizer whose words are token ids.
 
-For trainers that compute log-probabilities of logits by functions that `SEAM` goes around, and that
-take those of the old policy from the model itself.
+It is for trainers that compute log-probabilities from logits by functions that `SEAM` wraps, and
+that take the old policy's log-probabilities from the model itself.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
     from adapters.contract.batch.probed_batch import ProbedBatch
 
-SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
+SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
 LONGEST = 4096
-"""The tokens that the model may have at most: more than those of any case."""
+"""The model's maximum sequence length in tokens, more than any case needs."""
 
 
 class ProbeConfig(PretrainedConfig):
-    """The shape of a transformer, which trainers read, and the size of the probe."""
+    """The probe's capacity, and the shape of a transformer, which trainers read."""
 
     model_type = "probe"
-    num_attention_heads = num_key_value_heads = 4  # which ranks of Ulysses share
+    num_attention_heads = num_key_value_heads = 4  # for ranks of Ulysses to share
     hidden_size = num_hidden_layers = vocab_size = capacity = 1
     max_position_embeddings = LONGEST
 
@@ -40,7 +40,8 @@ class ProbeConfig(PretrainedConfig):
 class PretrainedProbe(PreTrainedModel, GenerationMixin):
     """A policy with a vocabulary of one token; `SEAM` adds the probe to its log-probabilities.
 
-    ``given`` are the log-probabilities, by token id, that it has when it is not trained.
+    ``given`` has the policy's log-probabilities, by token id, for forward passes without a
+    gradient.
     """
 
     config_class = ProbeConfig
@@ -58,7 +59,7 @@ class PretrainedProbe(PreTrainedModel, GenerationMixin):
         """Leave the probe at 0."""
 
     def get_input_embeddings(self) -> None:  # Accelerate calls it
-        """None, because Accelerate would shard them separately."""
+        """None, because Accelerate would shard input embeddings separately."""
 
     def forward(
         self,
@@ -68,9 +69,10 @@ class PretrainedProbe(PreTrainedModel, GenerationMixin):
         logits_to_keep: int = 0,
         inputs_embeds: None = None,
     ) -> CausalLMOutput:
-        """Logits of the last ``logits_to_keep`` positions, of all if it is 0.
+        """Logits of the last ``logits_to_keep`` positions; of all positions if it is 0.
 
-        The last of those that a trainer asks for predicts no token of the row.
+        If a trainer sets ``logits_to_keep``, it drops the logits of the last position, which
+        predicts no token of the row.
         """
         self.passes.note(input_ids)
         probe, predicted = self.layer(), input_ids[:, -logits_to_keep:] + 1
@@ -80,10 +82,9 @@ class PretrainedProbe(PreTrainedModel, GenerationMixin):
 
 
 def logits_of(predicted: torch.Tensor, probe: torch.Tensor, given: torch.Tensor) -> Any:
-    """The only token's logits, 0: [*predicted, 1].
+    """The logits of the vocabulary's only token, all 0: [*predicted, 1].
 
-    `SEAM` is told the probe, or the log-probabilities that are given if nothing is trained: a copy,
-    as the outputs of such a forward pass have no gradient.
+    `SEAM` then adds the probe or, in a forward pass without a gradient, a copy of ``given``.
     """
     SEAM.probe = probe if torch.is_grad_enabled() else given.clone()
     SEAM.predicted = predicted
@@ -97,7 +98,7 @@ def table(batch: ProbedBatch, values: Sequence[NDArray[Any]], capacity: int) -> 
 
 
 def policy(batch: ProbedBatch, log_probs: Sequence[NDArray[Any]], capacity: int) -> PretrainedProbe:
-    """A policy that returns log-probabilities where it is not trained."""
+    """A policy with the given log-probabilities in forward passes without a gradient."""
     model = PretrainedProbe(ProbeConfig(capacity=capacity))
     model.given = table(batch, log_probs, capacity)
     return model

@@ -1,10 +1,9 @@
-"""The losses that Megatron-Core's router of a mixture of experts adds to a model by itself.
+"""The auxiliary losses that Megatron-Core's mixture-of-experts router adds to a model.
 
-Every token is sent to all experts, the first with a probability of its own and the others with 0.
-The load-balancing loss is the mean of the first expert's probabilities, and the z-loss has a
-derivative of 1 where logits are 1/2.
-Megatron-Core's own router computes both, and its `MoEAuxLossAutoScaler` adds them in the backward
-pass.
+Every token is sent to all experts; only the first expert has a probability other than 0. The
+load-balancing loss is the mean of the first expert's probabilities. The z-loss has a derivative of
+1, because the first expert's logit is 1/2. Megatron-Core's own router computes both, and its
+`MoEAuxLossAutoScaler` adds them in the backward pass.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ OPTIONS: dict[str, Any] = {
     "moe_z_loss_coeff": Z_COEFFICIENT,
     "add_bias_linear": False,
 }
-"""Megatron-Core's options of a model whose router has losses."""
+"""Megatron-Core's options for a model with router losses."""
 
 NOT_CHOSEN = -1e4
-"""The logit of all experts but the first, whose softmax is 0."""
+"""The logit of all experts except the first; its softmax is 0."""
 
 TYPED: Settings = {
     "--num-experts": lambda job: ranks_that_share(job.layout),
@@ -45,11 +44,11 @@ TYPED: Settings = {
         if name.startswith("moe_") and name != "moe_router_topk"
     },
 }
-"""The same options as words of Megatron's command line."""
+"""The options of `OPTIONS` and of expert parallelism, as words of Megatron's command line."""
 
 
 def options(job: Job) -> dict[str, Any]:
-    """The options of a job's model: those of a mixture of experts if its losses are looked at."""
+    """The options of a job's model: those of a mixture of experts for router losses, else none."""
     if job.objective is not Objective.ROUTER:
         return {}
     return OPTIONS | dict.fromkeys(
@@ -58,10 +57,10 @@ def options(job: Job) -> dict[str, Any]:
 
 
 class RouterLosses:
-    """Adds the losses of a router to the outputs of a model of the configuration, if it has any.
+    """Adds router losses to the outputs of a model, if its configuration has any.
 
-    The load-balancing loss is the mean of the probe's entries of tokens, the z-loss has its last
-    entry.
+    The load-balancing loss is the mean of the probe's entries of the tokens; the z-loss depends on
+    the probe's last entry.
     """
 
     def __init__(self, config: Any) -> None:
@@ -70,7 +69,7 @@ class RouterLosses:
         self._per_token, self._experts = config.calculate_per_token_loss, config.num_moe_experts
 
     def added_to(self, output: torch.Tensor, ids: torch.Tensor, probe: torch.Tensor) -> Any:
-        """The output of a forward pass of some token ids, whose backward pass adds the losses."""
+        """The output of a forward pass of token ids; its backward pass adds the router losses."""
         import torch
         from torch.nn.functional import pad
 
@@ -90,17 +89,17 @@ class RouterLosses:
 
 
 def forget_logs() -> None:
-    """Drop what routers have logged, which has groups and layers of the grid that is left."""
+    """Drop the routers' logs, which reference groups and layers of the grid that is left."""
     home = "megatron.core.transformer.moe"
     destroy = found(f"{home}.moe_logging:destroy_moe_metrics_tracker")
     if destroy is not None:
         destroy()
-    else:  # in releases until 0.16
+    else:  # releases up to 0.16
         found(f"{home}.moe_utils:get_moe_layer_wise_logging_tracker")().clear()
 
 
 def _router(config: Any) -> Any:
-    """Megatron-Core's router, apart from the model, as its weights are not trained."""
+    """Megatron-Core's router, not a part of the model, because its weights are not trained."""
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.transformer.moe.router import TopKRouter
 

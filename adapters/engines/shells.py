@@ -1,4 +1,4 @@
-"""Layouts and worlds that the adapters of an engine share, known without importing it."""
+"""Layouts and base classes that the adapters of an engine share, without importing the engine."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ RANKS = ((1, 1), (2, 1), (4, 1))
 NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = read_departures(
     "adapters.engines", "steps"
 )
-"""Departures of several frameworks."""
+"""Departures that adapters of several frameworks share."""
 
 OF_VALUES, OF_HUB, OF_DTYPE, OF_POLICIES, OF_PROMPTS = read_departures("adapters.engines", "grpo")
-"""Departures of trainers with TRL's options of GRPO."""
+"""Departures of trainers that have TRL's options of GRPO."""
 
 GRPO_OPTIONS = read_options("adapters.engines")
-"""These options."""
+"""TRL's options of GRPO."""
 
 PROBED, UNCOMPILED = read_departures("adapters.engines", "models")
-"""Departures of frameworks that compute log-probabilities by functions of their own."""
+"""Departures of frameworks that compute log-probabilities by their own functions."""
 
 PARALLEL = (
     "--context-parallel-size",
     "--tensor-model-parallel-size",
     "--pipeline-model-parallel-size",
 )
-"""Options of Megatron's command line: how many ranks share sequences, layers and a pipeline."""
+"""Options of Megatron's command line for context, tensor and pipeline parallelism."""
 
 DEFAULT_STAGE = 2
 STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}
@@ -56,7 +56,7 @@ def cuts(
     *formats: Literal["thd", "bshd"],
     micro_batches: Sequence[MicroBatches] = (1, 2, "tokens"),
 ) -> list[Layout]:
-    """Each (dp, cp) with all micro-batches in all formats."""
+    """Layouts of each (dp, cp) with all ``micro_batches`` in all formats."""
     return [
         Layout(dp=dp, cp=cp, micro_batches=parts, format=storage)
         for dp, cp in grids
@@ -79,7 +79,7 @@ class InOneRun(Adapter):
 
     @abstractmethod
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
-        """The finished run, with ``gradients`` and ``logs`` of steps, and forward ``passes``."""
+        """Run all steps; returns ``gradients`` and ``logs`` of steps, and forward ``passes``."""
 
     def reported(self, job: Job, done: Any) -> dict[Metric, tuple[float | None, ...]]:
         """The metrics of a finished run's steps."""
@@ -98,7 +98,7 @@ class InOneRun(Adapter):
 
 
 class OnRayAndDeepSpeed(Adapter):
-    """An adapter of Ray's processes that each have an engine of DeepSpeed."""
+    """An adapter of a framework whose Ray processes each have a DeepSpeed engine."""
 
     engine = "deepspeed"
     devices = ("cpu",)
@@ -113,12 +113,12 @@ class OnRayAndDeepSpeed(Adapter):
 
 
 class OnFsdp(Adapter):
-    """An adapter of an engine with torch's FSDP, of the first or the second version."""
+    """An adapter of an engine with torch's FSDP1 or FSDP2."""
 
     def leave_world(self) -> None:
-        """Forget reductions of sharded tensors, whose groups are those of the first mesh.
+        """Drop cached reductions of sharded tensors, which use the first mesh's process groups.
 
-        Models of FSDP1 are taken apart.
+        Models of FSDP1 are cleared.
         """
         from torch.distributed.tensor import debug
 
@@ -139,7 +139,7 @@ class OnMegatron(Adapter):
         super().load(source)  # type: ignore[safe-super]
 
     def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train."""
+        """Run the job."""
         from adapters.toolkit import cuda_on_cpu
 
         with cuda_on_cpu.redirected():

@@ -1,7 +1,7 @@
-"""Shared by adapters of trainers on Hugging Face Accelerate, and known without importing it.
+"""Shared by adapters of trainers on Hugging Face Accelerate, without importing Accelerate.
 
-The settings of transformers' `Trainer` on which no weight depends, the worlds of ranks, and FSDP2
-and DeepSpeed, which a `Trainer` is given by its options.
+The settings of transformers' `Trainer` that do not affect token weights, the worlds of ranks, and
+the engines FSDP2 and DeepSpeed, which a user chooses by options of the `Trainer`.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ ENVIRONMENT = {
 
 
 def set_environment(**further: str) -> None:
-    """Set what packages read when they are imported, unless a user has.
+    """Set environment variables that packages read at import, unless a user has set them.
 
-    They use no hub and no threads of a tokenizer, and compile nothing.
+    Packages then use no hub and no tokenizer threads, and compile nothing.
     """
     for name, value in {**ENVIRONMENT, **further}.items():
         os.environ.setdefault(name, value)
@@ -54,14 +54,14 @@ OF_RUNS: dict[str, Any] = {
     "dataloader_pin_memory": False,
     "max_steps": lambda job: len(job.steps),
 }
-"""Settings of runs."""
+"""Settings of a `Trainer` that all jobs use."""
 
 PREPARED = {"accelerator_config": {"use_configured_state": True}}
-"""Keeps the engine of the world, which transformers would reset."""
+"""Settings that keep the engine of the world, which transformers would otherwise reset."""
 
 
 def sharded(record: Framework) -> Framework:
-    """The record of a trainer on FSDP2, layer by layer."""
+    """A trainer's record on FSDP2, which shards layer by layer."""
     layers = {"transformer_layer_cls_to_wrap": ["ProbeLayer"]}
     of_engine = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2, **layers}}
     departures = read_departures("adapters.engines", "fsdp2")
@@ -85,17 +85,17 @@ FROM_ARGUMENTS = (
     "gradient_accumulation_steps",
     "gradient_clipping",
 )
-"""DeepSpeed's settings that take transformers' values."""
+"""DeepSpeed's settings that transformers fills in."""
 
 
 def zero_config(stage: int) -> dict[str, Any]:
-    """DeepSpeed's configuration, in which transformers fills in the sizes."""
+    """DeepSpeed's configuration of a ZeRO stage, in which transformers fills in the sizes."""
     sizes = dict.fromkeys(FROM_ARGUMENTS, "auto")
     return {"deepspeed": {**sizes, "zero_optimization": {"stage": stage}}}
 
 
 def zero_record(record: Framework) -> Framework:
-    """The record of a trainer on DeepSpeed's engine."""
+    """A trainer's record on DeepSpeed's engine."""
     departures = read_departures("adapters.engines", "zero")
     return replace(
         record,
@@ -122,10 +122,10 @@ class OnAccelerate(Adapter):
 
 
 class OnPreparedEngine(OnAccelerate):
-    """A trainer on an engine that is chosen when the world is entered."""
+    """An adapter of a trainer on an engine that is chosen when the world is entered."""
 
     of_accelerate: ClassVar[str]
-    """Accelerate's name of the engine."""
+    """The engine's name in Accelerate."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps; raises `Unsupported` if another engine ran."""
@@ -137,7 +137,7 @@ class OnPreparedEngine(OnAccelerate):
 
 
 class OnFsdp2(OnPreparedEngine):
-    """A trainer with FSDP2."""
+    """An adapter of a trainer with FSDP2."""
 
     engine = "fsdp2"
     of_accelerate = "FSDP"
@@ -159,13 +159,13 @@ class OnFsdp2(OnPreparedEngine):
 
 
 class OnDeepspeed(OnPreparedEngine):
-    """A trainer with DeepSpeed's engine and its ZeRO stages."""
+    """An adapter of a trainer with DeepSpeed's engine and its ZeRO stages."""
 
     engine = "deepspeed"
     of_accelerate = "DEEPSPEED"
 
     def layouts(self) -> list[Layout]:
-        """All layouts with the default stage, 2, and some with the others."""
+        """All layouts with the default ZeRO stage, 2, and some with the other stages."""
         of_all = super().layouts()
         return [*of_all, *OF_STAGES]
 

@@ -1,4 +1,4 @@
-"""A function of Transformer Engine's by its definition, where the package is not installed."""
+"""Our implementation of a function of Transformer Engine, used if the package is not installed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ KERNELS = "transformer_engine_torch"
 
 
 def provide_partition() -> None:
-    """Give Megatron-Core the one function that it needs to share packed rows among ranks."""
+    """Give Megatron-Core the only function that it needs to split packed rows among ranks."""
     if importlib.util.find_spec(KERNELS) is None:
         provide(KERNELS, thd_get_partitioned_indices=partitioned)
 
@@ -20,7 +20,7 @@ def partitioned(starts: Any, length: int, parts: int, part: int) -> Any:
     """The positions of a packed row that a context-parallel rank holds: [length / parts].
 
     Each sequence is cut into 2 · ``parts`` chunks; a rank has one from the front and one from the
-    back. ``starts`` are those of sequences, and the end of the last.
+    back. ``starts`` has the start of each sequence, and the end of the last one.
     """
     import torch
 

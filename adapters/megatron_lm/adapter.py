@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Framework, Settings
 
 MODULES = ("train_rl", "gpt_builders", "hybrid_builders", "model_provider")
-OF_RL = ("--grpo-", "--rl-")  # the first letters of options of reinforcement learning
+OF_RL = ("--grpo-", "--rl-")  # prefixes of options of reinforcement learning
 
 
 class MegatronLmAdapter(OnMegatron, InOneRun):
@@ -42,7 +42,7 @@ class MegatronLmAdapter(OnMegatron, InOneRun):
         import_training(source)
 
     def describe(self) -> Description:
-        """Describe the loaded version by its own parser."""
+        """Describe the loaded version by its own parser of options."""
         from adapters.megatron_lm.importing import STUBBED
 
         of_rl = (name for name in self.options.actions if name.startswith(OF_RL))
@@ -55,7 +55,7 @@ class MegatronLmAdapter(OnMegatron, InOneRun):
 
     @cached_property
     def record(self) -> Framework:
-        """The record of the loaded version, which a pull request may give another mode."""
+        """The record of the loaded version, with a mode of a pull request if it has that mode."""
         more = PER_SEQUENCE if self._has({OF_SEQUENCES: True}) else {}
         return replace(self.framework, modes={**more, **self.framework.modes})
 

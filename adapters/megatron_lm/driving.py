@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 GLOBALS = "megatron.training.global_vars"
 LOOP, RL = "megatron.training.training", "megatron.rl.rl_utils"
 REFERENCE = "is_reference"
-"""The name of the model's buffer that is 1 with the weights of the reference policy."""
+"""The name of the model's buffer that is 1 if the reference policy's weights are loaded, else 0."""
 
 
 class CaseLogProbs:
-    """The case of a job, by token id, which the models of a world ask for."""
+    """A job's log-probabilities by token id, which the cached models of a world read."""
 
     def start(self, batch: ProbedBatch) -> None:
-        """Get ready for a job's batch."""
+        """Use the log-probabilities of a job's batch."""
         size = probe_capacity(batch.probe_size)
         self.old = table(batch, batch.old_log_probs, size)
         self.reference = table(batch, batch.reference_log_probs, size)
@@ -52,7 +52,7 @@ CASE = CaseLogProbs()
 
 
 def _scalar_log(**_: object) -> Any:
-    """Collects what Megatron-LM writes to TensorBoard of each of its ``steps``, without a file."""
+    """Collects Megatron-LM's TensorBoard scalars in ``steps``, without writing a file."""
     steps, nothing = defaultdict[int, dict[str, float]](dict), mock.Mock()
 
     def add_scalar(name: str, value: Any, step: int) -> None:
@@ -73,9 +73,9 @@ def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Any:
         key = (job.layout.options, args.calculate_per_token_loss, args.moe_z_loss_coeff, capacity)
         policy = cached(rank, key, lambda: _policy(args, capacity, rank))
         _run(job, batch, args, policy)
-        writer = found(f"{GLOBALS}:get_tensorboard_writer")()  # which the last rank alone has
+        writer = found(f"{GLOBALS}:get_tensorboard_writer")()  # only the last rank has a writer
         steps = {} if writer is None else writer.steps
-        numbers = range(1, args.train_iters + 1)  # those of the next iterations
+        numbers = range(1, args.train_iters + 1)  # numbers of the iterations of this job
         return SimpleNamespace(
             gradients=last_epoch(policy.gradients.drain(), job),
             logs=last_epoch([steps.get(number, {}) for number in numbers], job),
@@ -84,7 +84,7 @@ def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Any:
 
 
 def words(settings: Settings) -> list[str]:
-    """Settings as typed; those that are False are not."""
+    """Settings as typed; settings that are False are left out."""
     return [word(name, value) for name, value in settings.items() if value is not False]
 
 
@@ -107,17 +107,17 @@ def parsed_arguments(typed: list[str]) -> Iterator[Any]:
 
 
 class AnyId(int):
-    """An end of text that every id is: older versions know no cap at which responses end."""
+    """An end-of-text id that equals every id, so that older versions see no response as cut off."""
 
     __hash__ = int.__hash__
 
     def __eq__(self, other: object) -> bool:
-        """Equal any id of a response; a tensor compares itself with the number."""
+        """Equal any id of a response. Tensors are still compared with the number itself."""
         return True
 
 
 def _tokenizer(args: Any) -> Any:
-    """A tokenizer whose end of text is no id of a tensor."""
+    """A tokenizer whose end-of-text id does not occur in tensors."""
     args.padded_vocab_size = 1
     return SimpleNamespace(
         library="ids",
@@ -145,7 +145,8 @@ def _policy(args: Any, capacity: int, rank: Rank) -> Any:
         return bare[vp_stage or 0]
 
     kind = found("megatron.core.enums:ModelType").encoder_or_decoder
-    given = {"model_type": kind, "model_provider_func": provider}  # in an order of each version
+    # by name: the order differs between versions
+    given = {"model_type": kind, "model_provider_func": provider}
     chunks, optimizer, scheduler = loop.setup_model_and_optimizer(**given)
     policy: Any = megatron_core.wrapped_policy(chunks, bare)
     policy.optimizer, policy.scheduler = optimizer, scheduler
@@ -154,12 +155,12 @@ def _policy(args: Any, capacity: int, rank: Rank) -> Any:
 
 
 def _copied(_: Any, state: dict[str, Any], *__: object) -> dict[str, Any]:
-    """A copy of a state, as moving one from a GPU makes it."""
+    """A copy of a state dictionary, because moving it from a GPU would copy it."""
     return {name: value.clone() for name, value in state.items()}
 
 
 def _head(chunks: list[Any]) -> Any:
-    """A head of logits whose log-softmax is the case's log-probability, less `CERTAIN_LOGIT`."""
+    """A head whose logits' log-softmax is `CASE`'s log-probability, minus `CERTAIN_LOGIT`."""
 
     def head(ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
         predicted = ((ids + 1) % len(probe)).unsqueeze(-1)
@@ -186,7 +187,7 @@ def _run(job: Job, batch: ProbedBatch, args: Any, policy: Any) -> None:
     reruns.initialize_rerun_state_machine(mode=reruns.RerunMode(args.rerun_mode))
     collected = _rollouts(job, batch, args)
     core = found("megatron.core.utils:get_model_config")(policy.chunks[0])
-    core.no_sync_func = core.grad_sync_func = None  # as in a new model
+    core.no_sync_func = core.grad_sync_func = None  # as for a new model
     has_ledger = hasattr(rl, "FinishedRequestRecord")
     returned: Any = (collected, {}) if has_ledger else collected
     replacing: dict[str, Any] = {"get_environment_rollouts": lambda *_: returned}
@@ -203,7 +204,7 @@ def _run(job: Job, batch: ProbedBatch, args: Any, policy: Any) -> None:
 
 
 def _loader() -> Any:
-    """A function that loads the pretrained policy first, and then that to train."""
+    """A stub of checkpoint loading: first of the pretrained policy, then of the trained one."""
     loads = [1.0, 0.0]
 
     def load(chunks: list[Any], *_: object, **__: object) -> None:
@@ -215,7 +216,7 @@ def _loader() -> Any:
 
 
 def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
-    """The groups of one collection, in which failed episodes take the place of missing rollouts."""
+    """The groups of one collection; failed episodes replace missing rollouts."""
     kind, given = found(f"{RL}:TokenRollout"), gives_advantages(job)
     rewards = batch.sample_advantages if given else batch.rewards
 
@@ -234,7 +235,7 @@ def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
             logprobs=[values.tolist() for values in log_probs],
             reward=float(rewards[samples[0]]) if samples else 0.0,
             generation_cap=sum(map(int, masks[0])) if masks else None,
-            policy_epoch=[[(0, 0)]] * len(samples),  # which older versions want, and log
+            policy_epoch=[[(0, 0)]] * len(samples),  # required and logged by older versions
             kv_cache_epoch=[[(0, 0)]] * len(samples),
             num_evictions=[0] * len(samples),
         )
@@ -252,5 +253,5 @@ def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
 
 
 def _runs(samples: list[int], names: NDArray[np.int64]) -> list[list[int]]:
-    """Samples cut wherever the next one has another name."""
+    """Runs of consecutive samples with the same name."""
     return [[*run] for _, run in groupby(samples, key=lambda sample: names[sample])]

@@ -37,12 +37,12 @@ PACKED = "--rl-use-sequence-packing"
 
 
 def micro_batch_size(job: Job) -> int:
-    """The rows of a micro-batch: one if tokens cut them, which is a bin if they are packed."""
+    """The number of rows of a micro-batch: one row, such as a packed bin, if tokens cut them."""
     return largest_micro_batch(job, _rows_asked_for(job))
 
 
 def one_sample(job: Job) -> int:
-    """One row to a micro-batch; raises `Unsupported` if it has several samples."""
+    """One row per micro-batch; raises `Unsupported` if a micro-batch has several samples."""
     if job.layout.format == "thd" or micro_batch_size(job) > 1:
         raise Unsupported(
             f"without {PER_TOKEN}, micro-batches of several samples have the mean of their tokens,"
@@ -63,9 +63,9 @@ def _prompts(job: Job) -> int:
 
 
 def global_batch_size(job: Job) -> int:
-    """The rows of an optimizer step: those of failed episodes fill the last micro-batches up.
+    """The number of rows of a step, including failed episodes that pad the last micro-batches.
 
-    Raises `Unsupported` if they would have to fill up another step than the last.
+    Raises `Unsupported` if a step other than the last one would need padding.
     """
     rows, of_all_ranks = _rows_asked_for(job), micro_batch_size(job) * job.layout.dp
     filled = -(-rows // of_all_ranks) * of_all_ranks
@@ -75,35 +75,35 @@ def global_batch_size(job: Job) -> int:
 
 
 def group_size(job: Job) -> int:
-    """The rollouts that are asked for of each prompt."""
+    """The number of rollouts that are requested for each prompt."""
     return 1 if gives_advantages(job) else rollouts_asked_for(job)
 
 
 def prompts_of_collection(job: Job) -> int:
-    """The prompts of one collection of rollouts."""
+    """The number of prompts of one collection of rollouts."""
     return len(job.steps) * global_batch_size(job) // group_size(job)
 
 
 def longest_sequence(job: Job) -> int:
-    """The longest sequence, in slices of one length for context-parallel ranks."""
+    """The longest sequence's length, rounded up to equal slices for context-parallel ranks."""
     lengths = (step.prompt_lengths + step.response_lengths for step in job.steps)
     return _sliced(job, max(int(one.max()) for one in lengths))
 
 
 def _sliced(job: Job, length: int) -> int:
-    """A length that context-parallel ranks can share, and 2 tokens at least."""
+    """A length rounded up to equal slices for context-parallel ranks, at least 2 tokens."""
     slices = 2 * job.layout.cp
     return -(-length // slices) * slices
 
 
 def bin_size(job: Job) -> int:
-    """The tokens of a bin, which holds at least the longest sequence."""
+    """The number of tokens of a bin, which holds at least the longest sequence."""
     require_one_step(job, "bins, and not samples, are dealt to the optimizer steps of a collection")
     return max(longest_sequence(job), _sliced(job, rank_budget(job)))
 
 
 def averages(job: Job) -> bool:
-    """Whether the collective averages; raises `Unsupported` with a loss per token."""
+    """Whether the collective averages gradients; raises `Unsupported` with a per-token loss."""
     if job.aggregation.mode is Mode.TOKEN_MEAN:
         raise Unsupported("Cannot average in collective when calculating per-token loss!")
     return True

@@ -23,10 +23,11 @@ STUBBED: list[str] = []  # packages that were stubbed in this process
 
 
 def import_training(source: Path | None) -> None:
-    """Import the trainer from a source; raises `WrongSourceError` if Megatron-Core is another."""
+    """Import the trainer; raises `WrongSourceError` if Megatron-Core is from another source."""
     cuda_on_cpu.install()
     cuda_on_cpu.replace_streams()
-    cuda_on_cpu.describe_the_device()  # as one for which Megatron-LM wants no environment variables
+    # a device for which Megatron-LM requires no environment variables
+    cuda_on_cpu.describe_the_device()
     sum_gradients_of_all_gather()
     add_names_of_newer_python("override")
     provide_partition()
@@ -40,7 +41,7 @@ def import_training(source: Path | None) -> None:
 
 
 def _remember_docstrings() -> None:
-    """Read the help texts of a class of options once, as that takes longer than a step."""
+    """Cache the help texts of a class of options, because reading them takes longer than a step."""
     home = importlib.import_module("megatron.training.argument_utils")
     factory = home.ArgumentGroupFactory
     read = cache(partial(factory._get_field_docstrings, object.__new__(factory)))

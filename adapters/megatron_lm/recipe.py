@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from adapters.megatron_lm.adapter import MegatronLmAdapter
 
 OF_MACHINE = ("--perform-rl-step", "--transformer-impl=local", "--no-gradient-accumulation-fusion")
-"""So that a recipe for GPUs is validated on a machine without any."""
+"""Options by which a recipe for GPUs is validated on a machine without GPUs."""
 
 TURNED_OFF = "--no-"
-"""The first letters of options that turn others off."""
+"""The prefix of options that turn other options off."""
 
 
 def read(adapter: MegatronLmAdapter, typed: Typed) -> Recipe:
@@ -60,7 +60,7 @@ def read(adapter: MegatronLmAdapter, typed: Typed) -> Recipe:
         layout=cut(
             grid_of(ranks, *sizes_in(values, *PARALLEL)),
             samples=samples,
-            # One row at a time is what the record calls micro-batches by tokens.
+            # A micro-batch of one row is what the record calls micro-batches by tokens.
             rows=None if rows == 1 else rows,
             is_packed=is_packed,
             options=options_of(adapter.record, values, defaults),
@@ -70,6 +70,6 @@ def read(adapter: MegatronLmAdapter, typed: Typed) -> Recipe:
         steps=max(collected // samples, 1) * int(values["--grpo-iterations"]),
         longest=int(values["--seq-length"]),
         sizes=frozenset(PARALLEL),
-        # Every token of a response is trained on.
+        # Every response token is trained on, so none is masked.
         unlike=frozenset({MASKED_SAMPLE, MASKED_END}),
     )

@@ -65,7 +65,7 @@ def import_miles(source: Path | None, *, megatron: bool) -> None:
 
 
 class _Fetched(nullcontext[Any]):
-    """An object as the object store returns it: it has a ``value`` and is a context manager."""
+    """An object returned from the object store: a context manager with a ``value``."""
 
     @property
     def value(self) -> Any:
@@ -96,7 +96,7 @@ def validate(args: Any, layout: Layout) -> None:
 
 
 def share(state: Any) -> None:
-    """Let miles' functions know the state of parallelism; older versions pass it to each."""
+    """Set miles' global parallel state; older versions pass the state to each function."""
     CpUtils.state = state
     setter = found("miles.backends.training_utils.parallel:set_parallel_state")
     if setter is not None:
@@ -106,11 +106,11 @@ def share(state: Any) -> None:
 def references(
     args: Any, job: Job, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
 ) -> Any:
-    """References to the ranks' data; given all sizes, miles also makes micro-batches."""
+    """References to the ranks' data; given all parallel sizes, miles also makes micro-batches."""
     if not _compares_rollouts():
         require_prompts_together(job, TOGETHER)
     conversion, sample = found(f"miles.{TRAIN_DATA}"), module("utils.types").Sample
-    if conversion is None:  # before June 2026
+    if conversion is None:  # in versions before June 2026
         manager = found(f"miles.{driving.MANAGER}")
         return driving.references_of_manager(manager, args, job, batch, sample, rollout_field())
     convert = partial(
@@ -141,7 +141,7 @@ TESTS = "tests/fast/backends/training_utils"
 def declared(
     parser: argparse.ArgumentParser, unit: Convention | None = None
 ) -> dict[str, Convention]:
-    """miles' conventions; groups are whole on a rank if the rollout side deals them.
+    """miles' conventions; a rank has whole prompt groups if the rollout side distributes groups.
 
     The version decides the sample unit, unless the engine counts something else.
     """
@@ -157,17 +157,17 @@ def declared(
 
 
 def _has(document: str) -> bool:
-    """Whether a version's repository has a file."""
+    """Whether the loaded version's repository has a file."""
     return (Path(module("utils.types").__file__).parents[2] / document).exists()
 
 
 def _compares_rollouts() -> bool:
-    """Whether rewards are compared over rollouts, by the prompt that samples name."""
+    """Whether rewards are compared over rollouts of the same prompt, instead of over samples."""
     return found(f"miles.{TRAIN_DATA}:_normalize_rewards_by_rollout") is not None
 
 
 def missing() -> set[Objective]:
-    """The objectives that miles does not have, although their options exist."""
+    """The objectives that miles does not support, although it has their options."""
     validation = inspect.getsource(module("utils.arguments").miles_validate_args)
     declared = "does not support reward-level KL" in validation
     return missing_critic(module(*LOSSES)) | ({Objective.PENALISED_GAE} if declared else set())

@@ -72,7 +72,7 @@ class MilesMegatronAdapter(MegatronAdapter):
 
     @cached_property
     def record(self) -> Framework:
-        """The record of the loaded version; before February 2026, replay is not driven."""
+        """The record of the loaded version; before February 2026, routing replay is not driven."""
         record = super().record
         if self.found("utils.replay_base") is not None:
             return record
@@ -83,12 +83,12 @@ class MilesMegatronAdapter(MegatronAdapter):
         """Import miles and add the probe to its log-probabilities."""
         import_miles(source, megatron=True)
         dumper = self.found("utils.dumper_utils")
-        if dumper is not None:  # it is off, and reads its settings with one of sglang's classes
+        if dumper is not None:  # disabled, because it reads its settings with a class of sglang
             dumper._get_phase_override_configs = lambda *_: {"enable": False}
         actors = self.module("backends.megatron_utils.actor")
         actors.ray = OBJECT_STORE
         decline_in_fetch(actors, actors.MegatronTrainRayActor)
-        # Older versions exchange a critic's values here, between processes; they are given.
+        # Older versions exchange a critic's values between processes here; we give the values.
         actors.sync_actor_critic_data = lambda *_: None
 
     def validated(self, args: Any, layout: Layout) -> None:
@@ -96,13 +96,13 @@ class MilesMegatronAdapter(MegatronAdapter):
         driving.validate(args, layout)
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
-        """References made by miles' rollout side."""
+        """References to the ranks' data, made by miles' rollout side."""
         told = train_parallel_config(job.layout)
         return driving.references(args, job, batch, train_parallel_config=told)
 
     @contextmanager
     def replaying(self, routers: Sequence[Any], choose: Callable[..., Any]) -> Iterator[None]:
-        """As miles' fork of Megatron-LM does it, and as an actor's init enables it."""
+        """Replay routing as miles' fork of Megatron-LM does, enabled as in an actor's init."""
         manager = self.module("utils.replay_base").routing_replay_manager
         to_layers = self.module("backends.megatron_utils.replay_utils").register_replay_list_moe
         with mock.patch.multiple(
@@ -128,11 +128,11 @@ class MilesMegatronAdapter(MegatronAdapter):
             return driving.aggregate(entries)
 
     def join(self, args: Any, chunks: Sequence[Any] | None = None) -> None:
-        """Initialise miles' state as well where functions look for it."""
+        """Also initialise miles' global state, from which its functions read parallel sizes."""
         driving.share(super().join(args, chunks))
 
     def other_groups(self) -> Mapping[str, Any]:
-        """One group of replicas that train apart, in versions that have them."""
+        """One group of independently trained replicas, in versions that have such groups."""
         replicas = self.found("utils.ft_utils.process_group_utils:GroupInfo")
         return {"indep_dp": replicas(0, 1, None)} if replicas else {}
 
@@ -141,10 +141,9 @@ class MilesFsdpAdapter(LineageAdapter):
     """Drives radixark/miles on FSDP2.
 
     The engine's actor trains a batch of rollouts with its own code: old log-probabilities,
-    micro-batches, loss, backward pass through FSDP2, gradient clipping. We supply a model that
-    carries the probe, the seam that adds it to the log-probabilities, the advantages, and an
-    optimizer hook that reads the gradient. Below depth `step` every rank has FSDP2 in a mesh of
-    one.
+    micro-batches, loss, backward pass through FSDP2, gradient clipping. We supply a model with the
+    probe, a wrapper that adds the probe to log-probabilities, the advantages, and an optimizer hook
+    that reads the gradient. Below depth `step` every rank has FSDP2 on a mesh of one rank.
     """
 
     name = "miles"
@@ -162,8 +161,9 @@ class MilesFsdpAdapter(LineageAdapter):
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""
         import_miles(source, megatron=False)
-        importlib.import_module("megatron.core.fusions.fused_cross_entropy")  # the loss needs it
-        # It reads server options, which are left out.
+        # the loss requires this module
+        importlib.import_module("megatron.core.fusions.fused_cross_entropy")
+        # It validates server options, which are left out.
         module("utils.arguments").sglang_validate_args = lambda args: None
         decline_in_fetch(engine("actor"), engine("actor").FSDPTrainRayActor)
 
@@ -172,16 +172,16 @@ class MilesFsdpAdapter(LineageAdapter):
         driving.validate(args, layout)
 
     def bare_parser(self) -> argparse.ArgumentParser:
-        """A parser of no options: miles' own has them all."""
+        """A parser without further options: miles' own parser has all options."""
         return argparse.ArgumentParser()
 
     def declared(self) -> Mapping[str, Convention]:
-        """miles' conventions; the other engine counts rollouts, before a step is cut."""
+        """miles' conventions; unlike the Megatron engine, this engine counts samples."""
         return driving.declared(self.parser, Assumed(SampleUnit.SAMPLE))
 
     @cached_property
     def record(self) -> Framework:
-        """The record of the loaded version, which may run the engine in its own tests alone."""
+        """The record of the loaded version, which may run this engine only in miles' own tests."""
         parse = inspect.getsource(module("utils.arguments").parse_args)
         return ci_record(super().record) if "not args.ci_test" in parse else super().record
 
@@ -191,7 +191,7 @@ class MilesFsdpAdapter(LineageAdapter):
         from adapters.slime_family.model import SEAM
         from adapters.toolkit import cuda_on_cpu
 
-        job = single_sample_job(job)  # the engine counts samples to find its steps
+        job = single_sample_job(job)  # the engine finds its steps by counting samples
         batch = ProbedBatch.of(job)
         SEAM.start(batch)
         LOG.start()
@@ -200,7 +200,7 @@ class MilesFsdpAdapter(LineageAdapter):
             _join(args, rank)
             trained = model.cached_policy(args, job, batch.probe_size, rank)
             with refusals():
-                # Without further sizes, the rollout side lets the engine find the steps.
+                # Without further sizes, the rollout side leaves the cut into steps to the engine.
                 told = {"dp_size": job.layout.dp}
                 references = driving.references(args, job, batch, train_parallel_config=told)
             actors = engine("actor")
@@ -215,7 +215,7 @@ class MilesFsdpAdapter(LineageAdapter):
         )
 
     def arguments(self, job: Job) -> Any:
-        """miles' validated arguments for a job; `Unsupported` if it lacks what a layout needs."""
+        """miles' validated arguments for a job; raises `Unsupported` for an unsupported layout."""
         with _refusals(job.layout), importing.typed(self.record, job, self.parser) as words:
             sys.argv = ["miles", *words]
             return module("utils.arguments").parse_args()
@@ -231,7 +231,7 @@ class MilesFsdpAdapter(LineageAdapter):
 
 @contextmanager
 def _refusals(layout: Layout) -> Iterator[None]:
-    """Turn miles' errors into a refusal, or `Unsupported` for layouts of the other engine."""
+    """Turn miles' errors into `Refused`, or `Unsupported` for layouts that only Megatron has."""
     try:
         with refusals():
             yield
@@ -245,21 +245,22 @@ def _join(args: Any, rank: Rank) -> None:
     """Initialise miles' distributed state for this world once, as its actor does."""
     if "parallel_state" not in rank.cache:
         distributed = module("utils.distributed_utils")
-        distributed.GLOO_GROUP = None  # the previous world's
+        distributed.GLOO_GROUP = None  # drops the previous world's group
         distributed.init_gloo_group()
         rank.cache["parallel_state"] = engine("parallel").create_fsdp_parallel_state(args)
     driving.share(rank.cache["parallel_state"])
 
 
 def _actor(args: Any, trained: FsdpPolicy) -> Any:
-    """miles' actor with the attributes that its `init` sets."""
+    """miles' actor with the attributes that the actor's `init` sets."""
     return actor(
         engine("actor").FSDPTrainRayActor,
         args=args,
         role="actor",
         ref_model=None,
         fsdp_cpu_offload=args.fsdp_cpu_offload,
-        precision_policy=SimpleNamespace(autocast_dtype=None),  # newer versions need one
+        # newer versions require this attribute
+        precision_policy=SimpleNamespace(autocast_dtype=None),
         model=trained.model,
         optimizer=trained.optimizer,
         lr_scheduler=engine("lr_scheduler").get_lr_scheduler(args, trained.optimizer),

@@ -1,4 +1,4 @@
-"""The records of miles, one for each of its engines, and where its code does what."""
+"""The records of miles, one for each of its engines, and the places of its conventions."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ KEEPERS = (
     f"{HUB}.losses:get_pg_loss_reducer",
     AGGREGATION,
 )
-"""Functions that may enforce rules of configurations and logs."""
+"""Functions of miles that may enforce rules of configurations and logs."""
 
 _FILE = RecordFile("adapters.miles")
 
 
 def _miles_record(record: Framework) -> Framework:
-    """The record of an engine of the lineage, with what all engines of miles have."""
+    """An engine's record, with the fields that all engines of miles share."""
     return icepop_record(
         _FILE.variant("miles", base=record), "miles.backends.training_utils.loss_hub.corrections"
     )
@@ -51,5 +51,5 @@ FSDP = _FILE.variant("fsdp", ZEROED, base=_miles_record(replace(FAMILY, objectiv
 
 
 def ci_record(record: Framework) -> Framework:
-    """The record of versions that run an engine in tests alone."""
+    """The record of versions that allow an engine only in tests."""
     return _FILE.variant("ci", base=record)

@@ -17,7 +17,7 @@ from adapters.toolkit.worlds import cached
 
 
 class ProbedOutput(NamedTuple):
-    """A model's output; FSDP2 hooks its backward pass to the tensors in it."""
+    """A model's output, to whose tensors FSDP2 attaches backward hooks."""
 
     logits: torch.Tensor
     probe: torch.Tensor
@@ -29,7 +29,7 @@ class FsdpPolicy:
     def __init__(self, capacity: int, mesh: Any, args: Any, rank: Rank) -> None:
         self.passes = ForwardPasses()
         bare = ProbedModel(capacity, self.passes, _head).to(rank.device)
-        # Some versions hard-code bfloat16, which leaves the gradient two digits.
+        # Some versions hard-code bfloat16, which rounds the gradient to two digits.
         default = fsdp.MixedPrecisionPolicy()
         full_precision = mock.patch.object(fsdp, "MixedPrecisionPolicy", return_value=default)
         with nullcontext() if rank.dtype == "bfloat16" else full_precision:
@@ -51,7 +51,7 @@ def cached_policy(args: Any, job: Job, probe_size: int, rank: Rank) -> FsdpPolic
 
 
 def _mesh(rank: Rank, depth: Depth) -> Any:
-    """The mesh that miles shards over; of one rank at depths that end before the reduction."""
+    """The mesh that miles shards over; a single rank at depths that end before the reduction."""
     if depth is not Depth.STEP:
         shape = (rank.world_size, 1)
         return device_mesh.init_device_mesh("cuda", shape, mesh_dim_names=("ranks", "one"))["one"]

@@ -1,4 +1,4 @@
-"""Drives `GRPOTrainer` on this rank: `train()` takes rollouts to the last optimizer step."""
+"""Drives `GRPOTrainer` on this rank: `train()` runs from rollouts to the last optimizer step."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
-TYPE = "probe"  # of model and template
-PREFIX = "rl-loss-ms-swift-"  # of temporary folders' names
+TYPE = "probe"  # type name of model and template
+PREFIX = "rl-loss-ms-swift-"  # prefix of temporary folders' names
 
 
 @dataclass(eq=False)
 class MsSwiftRollouts(Generated):
-    """Stands in for the inference engine, and returns a batch's samples generation by generation.
+    """A stub of the inference engine that returns a batch's samples, generation by generation.
 
-    ``together`` is the number of ranks that share what the schedule has for one.
+    ``together`` is the number of ranks that share one rank of the schedule.
     """
 
     together: int = 1
@@ -42,11 +42,11 @@ class MsSwiftRollouts(Generated):
 
     @property
     def capacity(self) -> int:
-        """The size of the probe, which is that of the model's vocabulary."""
+        """The size of the probe, which is also the size of the model's vocabulary."""
         return probe_capacity(self.batch.probe_size + 2)
 
     def infer(self, requests: list[Any], *_: Any, **__: Any) -> list[Any]:
-        """The outputs of an engine for as many requests as this rank has samples."""
+        """The engine's outputs, one for each request: the rank's samples of the next generation."""
         group, place = divmod(self.rank, self.together)
         of_group = self.schedule.samples(next(self.generated), group)
         size = len(of_group) // self.together
@@ -73,10 +73,10 @@ class MsSwiftRollouts(Generated):
         )
 
     def trainer_class(self, path: str) -> Any:
-        """A subclass of a trainer that sets given advantages, in the frame of its loss.
+        """A subclass of a trainer that sets given advantages, aligned with the tensors of its loss.
 
-        The loss has the last tokens of rows, or on Megatron-Core all, one to the left, and aligns
-        packed ones to the right.
+        The loss has the last tokens of each row; on Megatron-Core it has all tokens, shifted left
+        by one. Packed rows are aligned to the right.
         """
         rollouts, batch = self, self.batch
 
@@ -98,7 +98,7 @@ class MsSwiftRollouts(Generated):
 
 
 class MsSwiftTraining:
-    """One run of `GRPOTrainer` and what was read from it."""
+    """One run of `GRPOTrainer`, with its gradients and logs."""
 
     def __init__(self, rollouts: MsSwiftRollouts, settings: Settings) -> None:
         self.rollouts, self.watch = rollouts, Watch()
@@ -130,7 +130,7 @@ class MsSwiftTraining:
         return trainer
 
     def _models(self, of_template: Any) -> list[Any]:
-        """Policy and reference policy; ranks share sequences if the template does."""
+        """Policy and reference policy; with sequence parallelism if the template has it."""
         batch, processor = self.rollouts.batch, of_template.processor
         size, info = of_template.sequence_parallel_size, processor.model_info
         shared = found("swift.sequence_parallel:sequence_parallel")
@@ -147,7 +147,7 @@ class MsSwiftTraining:
 
 
 def template(capacity: int, folder: str, **options: Any) -> Any:
-    """ms-swift's own template, of a type that adds nothing to the text."""
+    """ms-swift's own template, of a type that adds nothing to a sample's text."""
     code = found("swift.template")
     registered = code.TemplateMeta(TYPE, prefix=[], prompt=["{{QUERY}} "], chat_sep=[], suffix=[])
     code.register_template(registered, exist_ok=True)
@@ -163,10 +163,10 @@ def template(capacity: int, folder: str, **options: Any) -> Any:
 
 
 def prompts(text: str) -> list[dict[str, str]]:
-    """The messages of a conversation before an answer."""
+    """The messages of a conversation before the answer."""
     return [{"role": "user", "content": text}]
 
 
 def rows(number: int) -> list[dict[str, Any]]:
-    """Rows of a dataset, whose prompts are replaced by those of samples."""
+    """Rows of a dataset, whose prompts are later replaced by the samples' prompts."""
     return [{"messages": prompts(str(row))} for row in range(number)]

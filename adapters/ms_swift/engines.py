@@ -31,9 +31,9 @@ class MsSwiftAdapter(InOneRun):
     tree = ("swift",)
     arguments: ClassVar[str]
     trainer: ClassVar[str]
-    """Paths of classes: the command line's arguments, and the trainer."""
+    """The paths of two classes: the command line's arguments, and the trainer."""
     log_probs: ClassVar[tuple[str, str, str]]
-    """The module that computes log-probabilities and entropies of logits, and its functions."""
+    """The module that computes log-probabilities and entropies from logits, and its functions."""
 
     def load(self, source: Path | None) -> None:
         """Import ms-swift and its trainer."""
@@ -49,12 +49,12 @@ class MsSwiftAdapter(InOneRun):
         found(f"{home}.rollout_mixin").check_vllm_version_ge = lambda version: True
 
     def import_trainers(self) -> None:
-        """Import what ms-swift itself imports when a trainer is made."""
+        """Import modules that ms-swift itself imports only when a trainer is made."""
 
     def describe(self) -> Description:
-        """Describe the trainer by the fields of ms-swift's arguments and what its loss compares.
+        """Describe the trainer by the fields of ms-swift's arguments and the choices in its loss.
 
-        Its own options are those that are not of every trainer that generates.
+        Options that every generating trainer has do not count as the trainer's own.
         """
         kind, trainer = found(self.arguments), found(self.trainer)
         choices = {"loss_type": choices_in(found(trainer.__module__), "loss_type")}
@@ -87,7 +87,7 @@ class MsSwiftDdpAdapter(trainers.OnAccelerate, MsSwiftAdapter):
         return MsSwiftTraining(MsSwiftRollouts(batch, job, generating(job), rank.index), settings)
 
     def leave_world(self) -> None:
-        """Also forget the process groups of ranks that share sequences."""
+        """Also drop the process groups of sequence parallelism."""
         super().leave_world()
         kind = found("swift.sequence_parallel.sequence_parallel:SequenceParallel")
         kind._global_inited = False
@@ -118,7 +118,7 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
     log_probs = ("vocab_parallel_utils", "vocab_parallel_gather_logps", "vocab_parallel_entropy")
 
     def import_trainers(self) -> None:
-        """Import the trainers without mcore-bridge's models and Transformer Engine."""
+        """Import the trainers without mcore-bridge's models and without Transformer Engine."""
         from adapters.toolkit import cuda_on_cpu
 
         cuda_on_cpu.replace_streams()
@@ -127,7 +127,7 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
         megatron.import_trainers()
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
-        """One run of the trainer in the layout's process groups, which Accelerate gathers over."""
+        """One run of the trainer in the layout's process groups, over which Accelerate gathers."""
         from adapters.engines import accelerate, megatron_core
         from adapters.ms_swift.driving import MsSwiftRollouts
         from adapters.ms_swift.megatron import MsSwiftMegatronTraining

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 
 def generating(job: Job) -> Schedule:
-    """The schedule by which ranks generate, which sequence-parallel ranks do separately.
+    """The schedule of generation, in which sequence-parallel ranks generate separately.
 
-    ms-swift multiplies the micro-batches that a user asks for by the number of these ranks.
+    ms-swift multiplies a user's number of micro-batches by the number of sequence-parallel ranks.
     """
     layout = job.layout
     if not isinstance(layout.micro_batches, int) or layout.micro_batches % layout.cp:
@@ -44,39 +44,39 @@ def generating(job: Job) -> Schedule:
 
 
 def per_generation(job: Job) -> int:
-    """The micro-batches of a generation on a rank that generates."""
+    """The number of micro-batches of a generation on a rank that generates."""
     return generating(job).per_generation
 
 
 def generated_of_prompt(job: Job) -> int:
-    """The samples of a prompt."""
+    """The number of samples of a prompt."""
     return generations_of_prompt(job, generating(job))
 
 
 def generated_in_micro_batch(job: Job) -> int:
-    """The samples of a micro-batch on a rank that generates."""
+    """The number of samples of a micro-batch on a rank that generates."""
     return generating(job).micro_batch_size
 
 
 def generated_micro_batches(job: Job) -> int:
-    """The micro-batches of an optimizer step on a rank that generates."""
+    """The number of micro-batches of a step on a rank that generates."""
     return generating(job).micro_batches
 
 
 def divisor(job: Job) -> int | str:
-    """The divisor of the mode; empty if there is none."""
+    """The divisor of the mode; empty if the mode has no divisor."""
     return whole_divisor(job, "max_completion_length") or ""
 
 
 def micro_batch_size(job: Job) -> int:
-    """The samples of a micro-batch of the trainer on Megatron-Core."""
+    """The number of samples of a micro-batch of the trainer on Megatron-Core."""
     if job.layout.cp > 1 and job.layout.format == "bshd":
         raise Unsupported("context_parallel_size with padding_free=False is not driven")
     return schedule_of(job).micro_batch_size
 
 
 def samples_of_prompt(job: Job) -> int:
-    """The samples of a prompt; data-parallel ranks have whole micro-batches of prompts."""
+    """The number of samples of a prompt; a data-parallel rank must have whole prompts."""
     schedule = schedule_of(job)
     size = 1 if gives_advantages(job) else generations_of_prompt(job, schedule)
     if schedule.per_generation % size:

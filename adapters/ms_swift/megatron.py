@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Settings
 
 OF_BRIDGE = ("set_random_seed", "split_cp_inputs", "unwrap_model")
-"""Functions of mcore-bridge that run as they are; its models want Transformer Engine."""
+"""Functions of mcore-bridge that run unchanged; its models are left out, as they require
+Transformer Engine."""
 
 MODELS = ("LoraParallelLinear", "ModelConfig", "get_mcore_model", "hf_to_mcore_config")
 
@@ -41,7 +42,7 @@ def import_trainers() -> None:
 
 
 class MsSwiftMegatronTraining:
-    """One run of `MegatronGRPOTrainer` and what was read from it."""
+    """One run of `MegatronGRPOTrainer`, with its gradients and logs."""
 
     def __init__(self, rollouts: MsSwiftRollouts, settings: Settings, rank: Rank) -> None:
         self.rollouts, self.rank = rollouts, rank
@@ -57,7 +58,7 @@ class MsSwiftMegatronTraining:
         self.gradients, self.passes = gradients.drain(), policy.passes
 
     def _arguments(self, settings: Settings, processor: Any, folder: str) -> Any:
-        """The arguments of a command line, without the look at a checkpoint and at GPUs."""
+        """The arguments of a command line, made without checking a checkpoint or GPUs."""
         info, rewards = processor.model_info, [self.rollouts.rewards]
         of_model = {"model_info": info, "model_dir": folder, "torch_dtype": info.torch_dtype}
         args = make_without_init(
@@ -71,7 +72,7 @@ class MsSwiftMegatronTraining:
         return args
 
     def _chunks(self, config: Any, log_probs: list[Any]) -> list[Any]:
-        """A model that returns log-probabilities of samples where it is not trained."""
+        """A model with the given log-probabilities in forward passes without a gradient."""
         capacity = self.rollouts.capacity
         given = table(self.rollouts.batch, log_probs, capacity)
 
@@ -82,7 +83,7 @@ class MsSwiftMegatronTraining:
         return megatron_core.probed_model(config, capacity, self.rank, head)
 
     def _trainer(self, args: Any, of_template: Any) -> Any:
-        """ms-swift's trainer with our models, and without an engine to send weights to."""
+        """ms-swift's trainer with our models, which sends no weights to an inference engine."""
         run, batch = self, self.rollouts.batch
         kind = self.rollouts.trainer_class("swift.megatron.trainers:MegatronGRPOTrainer")
 
@@ -100,7 +101,7 @@ class MsSwiftMegatronTraining:
                 self.wrapped_models = wrap(args, self.unwrapped_models)
 
             def get_local_rollout_batch(self, batch: list[Any]) -> list[Any]:
-                """The share of a process; raises `Refused` where shares would not be equal."""
+                """The samples of a process; raises `Refused` if processes' numbers would differ."""
                 __tracebackhide__ = True
                 try:
                     share: list[Any] = super().get_local_rollout_batch(batch)

@@ -1,4 +1,4 @@
-"""Reads a recipe of ms-swift: the words of ``swift rlhf``, or a file of them."""
+"""Reads a recipe of ms-swift: the words of ``swift rlhf``, or a file of options."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ OF_MACHINE = (
     *("--use_cpu", "true", "--bf16", "false", "--fp16", "false"),
     *("--report_to", "none", "--output_dir", "nowhere"),
 )
-"""So that a recipe for GPUs is read on a machine without any."""
+"""Options by which a recipe for GPUs is read on a machine without GPUs."""
 
 LEAST = ("--rlhf_type", "grpo", "--model", "a_model", "--dataset", "a_dataset")
-"""What ms-swift asks every user for."""
+"""Options that ms-swift requires of every user."""
 
 FITTING = 8
-"""Ranks with which all defaults of ms-swift fit each other."""
+"""A number of ranks with which all defaults of ms-swift are consistent."""
 
 BEFORE_A_RUN = (
     "_add_version",
@@ -49,13 +49,14 @@ BEFORE_A_RUN = (
     "_init_stream",
     "_init_torch_dtype",
 )
-"""What arguments do besides validating: look models up, call servers, and run users' code."""
+"""Methods of arguments that do more than validate: look up models, call servers, run users' code.
+"""
 
 OF_MODEL = {"model_info": None, "model_meta": None}
-"""What ms-swift would look up of a recipe's model."""
+"""Attributes that ms-swift would look up for a recipe's model."""
 
 OF_LAYERS = ("base_args.template_args:TemplateArguments", "tuner_args:TunerArguments")
-"""Arguments that are validated by what a model has: its texts, and which layers are trained."""
+"""Arguments whose validation depends on the model: its template and the trained layers."""
 
 SIZES = frozenset(
     {
@@ -63,11 +64,11 @@ SIZES = frozenset(
         *("deepspeed", "cosine_max_len"),
     }
 )
-"""Options that layout and samples follow from, or that follow from another."""
+"""Options that determine layout and samples, or that follow from another option."""
 
 
 def read(adapter: MsSwiftAdapter, typed: Typed) -> Recipe:
-    """What ms-swift makes of a recipe; raises `RecipeRefused`."""
+    """Read a recipe with ms-swift's own arguments; raises `RecipeRefused`."""
     if adapter.engine == "megatron":
         raise RecipeRefused("recipes of its trainer on Megatron-Core are not read yet")
     ranks = typed.ranks or 1
@@ -101,13 +102,13 @@ def read(adapter: MsSwiftAdapter, typed: Typed) -> Recipe:
         generations=ceil(accumulated / per_generation),
         longest=values["max_completion_length"],
         sizes=SIZES,
-        # Only a user's scheduler of turns masks all labels of a sample.
+        # Only a user's multi-turn scheduler can mask all labels of a sample.
         unlike=frozenset() if values["multi_turn_scheduler"] else frozenset({MASKED_SAMPLE}),
     )
 
 
 def _words_of(file: Path | None) -> Iterator[str]:
-    """The words of a file of options, which ms-swift's command takes in their place."""
+    """The words of a file of options, which ms-swift's command takes instead of words."""
     for name, value in nested_yaml(file).items():
         yield f"--{name}"
         values = value if isinstance(value, list) else [value]
@@ -119,7 +120,7 @@ def _values(words: Sequence[str], ranks: int) -> dict[str, Any]:
     kind: Any = found("swift.arguments:RLHFArguments")
     config: Any = found("swift.rlhf_trainers:GRPOConfig")
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, {"MASTER_PORT": "0"}))  # one that is free
+        stack.enter_context(mock.patch.dict(os.environ, {"MASTER_PORT": "0"}))  # a free port
         for name in BEFORE_A_RUN:
             stack.enter_context(mock.patch.object(kind, name, return_value=None))
         for path in OF_LAYERS:
@@ -135,7 +136,7 @@ def _values(words: Sequence[str], ranks: int) -> dict[str, Any]:
 
 
 def _engine(values: dict[str, Any]) -> tuple[str, int | None]:
-    """The engine that a recipe trains with, and its stage of ZeRO."""
+    """The engine that a recipe trains with, and its ZeRO stage."""
     if values["deepspeed"]:
         from transformers.integrations.deepspeed import HfDeepSpeedConfig
 

@@ -28,7 +28,7 @@ NATIVE = replace(
     objectives={objective: {} for objective in Objective},
     metrics={metric: metric.value for metric in Metric},
 )
-"""The record of the framework, which trains every objective as a job has it."""
+"""The record of the framework, which supports every objective."""
 
 
 class NativeAdapter(Adapter):
@@ -43,11 +43,11 @@ class NativeAdapter(Adapter):
         """Do nothing: the framework is imported with the adapter."""
 
     def describe(self) -> Description:
-        """Describe the framework, which has everything."""
+        """Describe the framework, which supports everything."""
         return self.framework.description(
             offers=lambda _: True,
             names=(),
-            chosen_by={},  # it has no command line
+            chosen_by={},  # the framework has no command line
             depths=frozenset(Depth),
             promised=dict.fromkeys(Mode, "adapters/native/trainer.py"),
         )
@@ -59,7 +59,7 @@ class NativeAdapter(Adapter):
         return Trainer(job, rank)
 
     def started(self, job: Job) -> None:
-        """Raise `Refused` if the options or the data would give a wrong denominator."""
+        """Raise `Refused` if options or data would give a wrong denominator."""
         given = options.merged(job)
         options.validate(given, job)
         options.validate_data(given, job)
@@ -108,7 +108,7 @@ class NativeAdapter(Adapter):
 
 
 def _train(trainer: Trainer, probe: Any, samples: list[Any]) -> tuple[Any, dict[Metric, float]]:
-    """The gradient of a step and its last log, in parts of a batch size if the job has one."""
+    """The gradient and the last log of a step, trained in parts if the job sets a batch size."""
     from adapters.native.losses import linear
 
     job = trainer.job

@@ -1,7 +1,7 @@
-"""Comparisons over a whole step in a policy loss: selected tokens, and means of weights.
+"""Corrections that compare the tokens of a whole step: token selection and mean weights.
 
-Formulas and sources are those of `reference.losses.corrections`. They are computed before a step is
-cut, from log-probabilities of an additional forward pass, and have no gradient.
+Formulas and sources are those of `reference.losses.corrections`. Corrections are computed before a
+step is cut, from log-probabilities of an additional forward pass, and have no gradient.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class ActiveTokens:
 def assign_corrections(
     samples: Sequence[SampleTensors], objective: Objective
 ) -> Sequence[SampleTensors]:
-    """The samples of a step with the factors on their losses that depend on other samples."""
+    """The samples of a step, with the loss factors that depend on other samples."""
     if objective not in CORRECTIONS or not any(sample.tokens for sample in samples):
         return samples
     correction = CORRECTIONS[objective](active_tokens(samples))
@@ -45,7 +45,7 @@ def assign_corrections(
 
 
 def active_tokens(samples: Sequence[SampleTensors]) -> ActiveTokens:
-    """The active tokens of samples, end to end."""
+    """The active tokens of samples, concatenated."""
 
     def joined(field: str) -> torch.Tensor:
         return torch.cat([getattr(sample, field)[sample.mask] for sample in samples])
@@ -54,13 +54,13 @@ def active_tokens(samples: Sequence[SampleTensors]) -> ActiveTokens:
 
 
 def covariances(tokens: ActiveTokens) -> torch.Tensor:
-    """The product of each token's distances from the mean advantage and log-probability."""
+    """Each token's deviation from the mean advantage times that from the mean log-probability."""
     distances = tokens.advantages - tokens.advantages.mean()
     return distances * (tokens.log_probs - tokens.log_probs.mean())
 
 
 def between_bounds(values: torch.Tensor) -> torch.Tensor:
-    """Whether covariances are so large that clip-cov clips their tokens."""
+    """Whether covariances are within the bounds in which clip-cov clips tokens."""
     return (values > CONSTANTS.covariance_low) & (values < CONSTANTS.covariance_high)
 
 
@@ -75,7 +75,7 @@ def penalised(tokens: ActiveTokens) -> torch.Tensor:
 
 
 def largest(values: torch.Tensor) -> torch.Tensor:
-    """1 for the fraction of values that kl-cov penalises, the largest, and 0 for all others."""
+    """1 for the largest values, of the fraction that kl-cov penalises, and 0 for all others."""
     number = max(int(CONSTANTS.covariance_fraction * len(values)), 1)
     places = values.sort(stable=True, descending=True).indices[:number]
     return torch.zeros_like(values).index_fill(0, places, 1.0)
@@ -107,4 +107,4 @@ CORRECTIONS: dict[Objective, Callable[[ActiveTokens], torch.Tensor]] = {
         tokens.log_probs - tokens.rollout_log_probs
     ),
 }
-"""Corrections of objectives that compare the tokens of a step."""
+"""The correction of each objective that compares the tokens of a step."""

@@ -1,7 +1,7 @@
-"""The losses of single tokens that `native` trains.
+"""The per-token losses that `native` trains.
 
-Formulas and sources are those of `reference.losses.policy_losses`. They are written here with the
-gradients of torch, from a micro-batch's log-probabilities.
+Formulas and sources are those of `reference.losses.policy_losses`. Here they use torch's autograd,
+on a micro-batch's log-probabilities.
 """
 
 from __future__ import annotations
@@ -19,22 +19,23 @@ if TYPE_CHECKING:
 
     SequenceSum = Callable[[torch.Tensor, Packed], torch.Tensor]
     LossFunction = Callable[[torch.Tensor, Packed, SequenceSum], torch.Tensor]
-    """The losses of tokens by their log-probabilities. The last argument adds up values over the
-    active tokens of each token's sequence, on all context-parallel ranks."""
+    """A function that returns token losses from log-probabilities. Its last argument sums values
+    over the active tokens of each token's sequence, on all context-parallel ranks."""
 
 
 LARGEST_LOG_RATIO = 20.0
-"""A larger one would make a ratio infinite, whose gradient is NaN where it is clipped."""
+"""The bound on log-ratios: a larger one could make a ratio infinite, with a NaN gradient if it is
+clipped."""
 
 
 def clipped_losses(log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
-    """The larger of the losses with a ratio and with the clipped one."""
+    """The larger one of the unclipped and the clipped loss of each token."""
     ratio = torch.exp(log_ratios.clamp(max=LARGEST_LOG_RATIO))
     return torch.maximum(-packed.advantages * ratio, -packed.advantages * clipped(ratio))
 
 
 def clipped(ratio: torch.Tensor) -> torch.Tensor:
-    """Ratios between the clipping bounds."""
+    """Ratios, clamped to the clipping bounds."""
     return ratio.clamp(1 - CONSTANTS.clip_low, 1 + CONSTANTS.clip_high)
 
 
@@ -51,7 +52,7 @@ def dual_clip(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 
 
 def gspo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """PPO's losses with the ratio of the sequence, whose gradient is that of the token's."""
+    """PPO's losses with the ratio of the whole sequence, whose gradient is the token ratio's."""
     log_ratios = (log_probs - packed.old_log_probs).detach()
     tokens = sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
     of_sequences = sequence_sum(log_ratios, packed) / tokens
@@ -59,7 +60,7 @@ def gspo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> 
 
 
 def cispo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """Log-probabilities times a clipped ratio without gradient."""
+    """Losses of log-probabilities times a clipped ratio without gradient."""
     ratio = torch.exp(log_probs.detach() - packed.old_log_probs)
     return -packed.advantages * clipped(ratio) * log_probs
 
@@ -81,7 +82,7 @@ def kl_cov(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -
 
 
 def geo_mean(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """Geometric means of a sequence's clipped ratios, each with the gradient of one token."""
+    """Losses with geometric means of a sequence's clipped ratios; each has one token's gradient."""
     log_ratios = log_probs - packed.old_log_probs
     bounded = torch.where(
         packed.advantages > 0,
@@ -94,12 +95,12 @@ def geo_mean(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum)
 
 
 def gpg(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """Log-probabilities times advantages."""
+    """Losses of log-probabilities times advantages."""
     return linear(log_probs, packed)
 
 
 def dro(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """The same with a penalty on squared log-ratios."""
+    """Losses of log-probabilities times advantages, with a penalty on squared log-ratios."""
     penalty = CONSTANTS.kl_penalty / 2 * (log_probs - packed.old_log_probs) ** 2
     return linear(log_probs, packed) + penalty
 
@@ -121,7 +122,7 @@ def tis_sequence(
 def sequence_masked(
     log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 ) -> torch.Tensor:
-    """PPO's losses times the ratio of the token, without sequences whose mean is out of bounds."""
+    """PPO's losses times token ratios, without sequences whose mean ratio is out of bounds."""
     log_ratios = packed.old_log_probs - packed.rollout_log_probs
     tokens = sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
     is_kept = kept(sequence_sum(log_ratios, packed) / tokens)
@@ -136,7 +137,7 @@ def corrected(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 def covariance_penalised(
     log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 ) -> torch.Tensor:
-    """Losses without clipping, with a penalty on the log-ratios of the tokens that are selected."""
+    """Losses without clipping, with a penalty on the log-ratios of selected tokens."""
     log_ratios = log_probs - packed.old_log_probs
     penalty = CONSTANTS.kl_penalty * log_ratios.abs()
     return unbounded(log_ratios, packed) + penalty * packed.correction
@@ -155,14 +156,14 @@ def importance_sampling(
 
 
 def dppo_tv(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """Losses without the tokens whose probability has moved too far with their advantage."""
+    """Losses without tokens whose probability has moved too far in their advantage's direction."""
     new, old = torch.exp(log_probs.detach()), torch.exp(packed.old_log_probs)
     bounds = CONSTANTS.variation_low, CONSTANTS.variation_high
     return trusted(log_probs, (new - old).abs(), *bounds, packed)
 
 
 def dppo_kl(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """The same by the divergence of two outcomes: the token, and any other."""
+    """As `dppo_tv`, by the KL divergence of two outcomes: the token and any other token."""
     new, old = torch.exp(log_probs.detach()), torch.exp(packed.old_log_probs)
     divergence = old * torch.log(old / new) + (1 - old) * torch.log((1 - old) / (1 - new))
     bounds = CONSTANTS.divergence_low, CONSTANTS.divergence_high
@@ -172,9 +173,9 @@ def dppo_kl(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) 
 def trusted(
     log_probs: torch.Tensor, moved: torch.Tensor, low: float, high: float, packed: Packed
 ) -> torch.Tensor:
-    """Losses without tokens that have fallen by more than ``low``, or risen by more than ``high``.
+    """Losses without tokens that have moved too far: ``low`` is the bound down, ``high`` up.
 
-    Those that fall have a negative advantage, and those that rise a positive one.
+    Only a move in the advantage's direction counts: down if it is negative, up if positive.
     """
     log_ratios = log_probs - packed.old_log_probs
     fallen = (packed.advantages < 0) & (log_ratios < 0) & (moved > low)
@@ -183,7 +184,7 @@ def trusted(
 
 
 def rollout_is(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """Log-probabilities times the ratio to the rollout policy, which counts within bounds alone."""
+    """Losses of log-probabilities times the ratio to the rollout policy, 0 out of bounds."""
     ratio = torch.exp(log_probs.detach() - packed.rollout_log_probs)
     within = (ratio > 1 - CONSTANTS.clip_low) & (ratio < 1 + CONSTANTS.clip_high)
     return linear(log_probs, packed) * ratio * within
@@ -192,18 +193,18 @@ def rollout_is(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSu
 def reinforce_normalised(
     log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 ) -> torch.Tensor:
-    """Log-probabilities times a correction that depends on the whole step."""
+    """Losses of log-probabilities times a correction that depends on the whole step."""
     return linear(log_probs, packed) * packed.correction
 
 
 def tis_bounded(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """PPO's losses times the ratio of old policy to rollout policy, between two bounds."""
+    """PPO's losses times the ratio of old policy to rollout policy, clamped between two bounds."""
     ratios = truncated(packed.old_log_probs - packed.rollout_log_probs)
     return ppo(log_probs, packed, sequence_sum) * ratios.clamp(min=CONSTANTS.kept_low)
 
 
 def icepop(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """PPO's losses times that ratio, or 0 if it is out of bounds."""
+    """PPO's losses times the ratio of old to rollout policy, or 0 if it is out of bounds."""
     ratios = torch.exp(packed.old_log_probs - packed.rollout_log_probs)
     return ppo(log_probs, packed, sequence_sum) * torch.where(between(ratios), ratios, 0)
 
@@ -226,7 +227,7 @@ def product_masked(
 
 
 def between(ratios: torch.Tensor) -> torch.Tensor:
-    """Whether ratios are between the lower and the upper bound on what is kept."""
+    """Whether ratios are between the lower and upper bounds of kept ratios."""
     return (ratios >= CONSTANTS.kept_low) & (ratios <= CONSTANTS.truncation)
 
 
@@ -245,7 +246,7 @@ def is_outlier(log_ratios: torch.Tensor) -> torch.Tensor:
 
 
 def opsm(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """PPO's losses without tokens of negative advantage in sequences that are too unlikely now."""
+    """PPO's losses without tokens of negative advantage in sequences that became too unlikely."""
     log_ratios = packed.old_log_probs - log_probs.detach()
     tokens = sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
     is_far = sequence_sum(log_ratios, packed) / tokens > CONSTANTS.sequence_divergence
@@ -253,13 +254,13 @@ def opsm(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> 
 
 
 def kept(log_ratios: torch.Tensor) -> torch.Tensor:
-    """Whether ratios are within the bounds of what is kept."""
+    """Whether ratios are kept, being within bounds."""
     ratios = torch.exp(log_ratios)
     return (ratios >= CONSTANTS.kept_low) & (ratios <= CONSTANTS.kept_high)
 
 
 def truncated(log_ratios: torch.Tensor) -> torch.Tensor:
-    """Ratios up to the largest that importance sampling multiplies by."""
+    """Ratios, truncated at the upper bound of truncated importance sampling."""
     return torch.exp(log_ratios).clamp(max=CONSTANTS.truncation)
 
 
@@ -271,7 +272,7 @@ def teacher(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) 
 def teacher_reward(
     log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
 ) -> torch.Tensor:
-    """Ratios of new to old policy, times the log-ratios to a teacher without their gradient."""
+    """Ratios of new to old policy times log-ratios to a teacher; the latter have no gradient."""
     ratios = torch.exp(log_probs - packed.old_log_probs)
     return ratios * (log_probs - packed.teacher_log_probs).detach()
 
@@ -282,12 +283,12 @@ def likelihood(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSu
 
 
 def value(values: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """Squared errors of a critic's values, which are the probe's entries."""
+    """Squared errors of a critic's values; the values are the probe's entries."""
     return (values - packed.returns) ** 2
 
 
 def value_clipped(values: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """The larger of the squared errors of values and of those that moved by a bound at most."""
+    """The larger squared error: of the values, or of values clipped around the old ones."""
     old, bound = packed.old_values, CONSTANTS.value_clip
     bounded = old + (values - old).clamp(-bound, bound)
     errors = value(values, packed, sequence_sum)
@@ -304,7 +305,7 @@ POLICY_LOSSES: dict[Objective, LossFunction] = {
     Objective.GSPO: gspo,
     Objective.CISPO: cispo,
     Objective.SAPO: sapo,
-    Objective.CLIP_COV: ppo,  # no covariance is large where all log-probabilities are equal
+    Objective.CLIP_COV: ppo,  # with equal log-probabilities, all covariances are 0
     Objective.KL_COV: kl_cov,
     Objective.GEO_MEAN: geo_mean,
     Objective.GPG: gpg,
@@ -330,7 +331,7 @@ POLICY_LOSSES: dict[Objective, LossFunction] = {
     Objective.OPSM: opsm,
     Objective.M2PO: corrected,
 }
-"""Losses of the objectives that have another than PPO's."""
+"""The policy loss of each objective whose policy loss is not PPO's."""
 
 OTHER_LOSSES: dict[Objective, LossFunction] = {
     Objective.SFT: likelihood,

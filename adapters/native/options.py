@@ -1,7 +1,7 @@
 """The options of `native` and their validation at startup.
 
-They may stand on the command line or in a configuration file that is read after it, and are
-validated when both are known.
+Options may be set on the command line or in a configuration file that is read after it, and are
+validated after both are read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MISSING: dict[FaultInjection, str] = {
     FaultInjection.GROUPS_MISSING: "the prompt group of every sample",
     FaultInjection.DENOMINATORS_DROPPED: "the denominators of prompt groups",
 }
-"""The data that a fault takes from `prompt_mean`."""
+"""The data that `prompt_mean` lacks under each fault."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Options:
 
     @property
     def aggregation(self) -> Aggregation:
-        """The mode and divisor, once they are validated."""
+        """The mode and divisor; the options must be validated."""
         mode = Mode.TOKEN_MEAN if self.per_token else Mode(self.mode)
         return Aggregation(mode, None if self.divisor is None else float(self.divisor))
 
 
 def merged(job: Job) -> Options:
-    """The options of a job from the command line and the file, with defaults for all others."""
+    """A job's options from the command line and the file, with defaults for unset options."""
     configuration, aggregation = job.configuration, job.aggregation
     typed = aggregation.divisor if configuration.divisor is None else configuration.divisor
     return Options(
@@ -52,7 +52,7 @@ def merged(job: Job) -> Options:
 
 
 def validate(options: Options, job: Job) -> None:
-    """Raise `Refused` for options that would give a wrong denominator, and name them."""
+    """Raise `Refused`, naming the options, if they would give a wrong denominator."""
     _validate_divisor(options)
     if options.per_token and options.mode not in (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN):
         raise Refused(f"the per-token flag renormalises aggregation {options.mode}; drop either")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class TokenTensors:
-    """Token ids and what losses depend on, all of one shape."""
+    """Token ids and the tensors that losses depend on, all of one shape."""
 
     ids: torch.Tensor
     advantages: torch.Tensor
@@ -37,8 +37,8 @@ class TokenTensors:
     returns: torch.Tensor
     mask: torch.Tensor
     original_mask: torch.Tensor
-    log_probs: torch.Tensor  # of the model, without the probe
-    entropies: torch.Tensor  # without the probe too
+    log_probs: torch.Tensor  # the model's, without the probe
+    entropies: torch.Tensor  # the model's, without the probe
     correction: torch.Tensor  # the factor on losses that compare the tokens of a step
 
 
@@ -70,16 +70,16 @@ class SampleTensors(TokenTensors):
 class Packed(TokenTensors):
     """A context-parallel rank's slice: [tokens] in thd, [samples, width] in bshd.
 
-    A position has the id and the values of the token that it predicts.
+    Each position holds the id and the values of the token that it predicts.
     """
 
     denominators: torch.Tensor
     auxiliary_denominators: torch.Tensor
     original_denominators: torch.Tensor
-    sequence: torch.Tensor  # number of the sample in the micro-batch
+    sequence: torch.Tensor  # index of the sample in the micro-batch
 
     def to(self, device: torch.device) -> Packed:
-        """The slice on a device."""
+        """The slice, copied to a device."""
         return Packed(*(getattr(self, each.name).to(device) for each in fields(self)))
 
     @property
@@ -102,7 +102,7 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
     ]
 
     def token_column(values: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
-        """Values of responses, with zeros for prompts unless these are poisoned.
+        """Values of responses, with zeros for prompts unless prompts are poisoned.
 
         Ids count through all sequences from 1.
         """
@@ -143,8 +143,8 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
 def pack(micro_batch: list[SampleTensors], layout: Layout, cp_rank: int) -> Packed:
     """Slice every sequence and join the slices, end to end (thd) or padded to one width (bshd).
 
-    The token that a position predicts may be in another slice, so that tokens are picked from whole
-    sequences. Those beyond a sequence's end are padding, which stands behind all others.
+    The token that a position predicts may be in another slice, so tokens are picked from whole
+    sequences. Beyond a sequence's end, positions predict padding.
     """
     lengths = [len(sample.ids) for sample in micro_batch]
     widths = lengths if layout.format == "thd" else [max(lengths)] * len(lengths)
@@ -177,9 +177,9 @@ def pack(micro_batch: list[SampleTensors], layout: Layout, cp_rank: int) -> Pack
 
 @cache
 def zigzag(width: int, cp: int, cp_rank: int) -> torch.Tensor:
-    """The positions that a rank holds: two of 2·cp equal chunks, [positions].
+    """The positions that a rank holds, [positions]: two of 2·cp equal chunks.
 
-    Chunks are paired first with last for equal work.
+    The first chunk is paired with the last one, and so on, for equal work.
     """
     chunks = 2 * cp
     positions = torch.arange(-(-width // chunks) * chunks).view(chunks, -1)

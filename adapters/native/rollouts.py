@@ -1,8 +1,8 @@
 """Advantages from the rewards of a batch of rollouts, and a log of means.
 
 Formulas and sources of advantages are those of `reference.advantages`. Every rank has all samples
-and computes their advantages. Statistics for whitening and logged numbers are sums over the tokens
-that each rank holds.
+and computes their advantages. Statistics for whitening and logged numbers are sums of each rank's
+own tokens, added over ranks.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
 
 
 LEAVING_OUT = (Objective.LEAVE_ONE_OUT, Objective.OTHERS_NORMALISED)
-"""Estimators that compare a reward with the others of its prompt."""
+"""Estimators that compare a reward only with the other rewards of its prompt."""
 
 
 class RankSums:
-    """A computation from sums that each rank makes of its own tokens."""
+    """A computation that adds up sums of each rank's own tokens."""
 
     def __init__(self, job: Job) -> None:
         self.layout = job.layout
 
     def added_up(self, sums: torch.Tensor) -> torch.Tensor:
-        """Sums of all ranks."""
+        """The total of sums over all ranks."""
         if self.layout.world_size > 1:
             dist.all_reduce(sums)
         return sums
 
 
 class NativeEstimator(RankSums):
-    """Estimates by an objective; each possible mistake has a method of its own."""
+    """Computes an objective's advantages; a method for each part that a mistake can affect."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(job)
@@ -59,7 +59,7 @@ class NativeEstimator(RankSums):
     ) -> list[list[SampleTensors]]:
         """The samples of all steps with their advantages.
 
-        ``held`` are the ids of this rank's tokens that mean and variance count.
+        ``held`` are the ids of this rank's tokens that count in mean and variance.
         """
         samples = [sample for step in steps for sample in step]
         raw = [self.raw(sample, self.siblings(sample, samples)) for sample in samples]
@@ -71,16 +71,16 @@ class NativeEstimator(RankSums):
         return [[replace(sample, advantages=next(estimated)) for sample in step] for step in steps]
 
     def siblings(self, sample: SampleTensors, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """All samples of a sample's prompt."""
+        """All samples of a sample's prompt, including itself."""
         return [other for other in samples if other.group == sample.group]
 
     def distilled(self, advantages: torch.Tensor, sample: SampleTensors) -> torch.Tensor:
-        """Advantages less the divergence of the old policy from a teacher."""
+        """Advantages minus the scaled divergence of the old policy from a teacher."""
         divergences = sample.old_log_probs - sample.teacher_log_probs
         return advantages - KL_COEFFICIENT * divergences
 
     def raw(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
-        """The advantages of a sample before they are whitened: [prompt + response]."""
+        """The advantages of a sample before whitening: [prompt + response]."""
         if self.objective in OF_GROUPS:
             return self.group_advantage(sample, siblings)
         if self.objective is Objective.REINFORCE_PP:
@@ -90,7 +90,7 @@ class NativeEstimator(RankSums):
         return self.discounted(deltas, self.constants.discount * self.constants.trace)
 
     def group_advantage(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
-        """A sample's reward compared with those of its prompt, if it has one."""
+        """The advantages of a sample: its reward, if any, compared with its prompt's rewards."""
         siblings = self.scored(siblings)
         others = [other for other in siblings if other is not sample]
         compared = others if self.objective in LEAVING_OUT else siblings
@@ -107,11 +107,11 @@ class NativeEstimator(RankSums):
         return found
 
     def reward(self, sample: SampleTensors) -> float:
-        """The reward of a sample in the statistics of its prompt, less its penalty."""
+        """The reward of a sample for comparison within its prompt, minus its length penalty."""
         return sample.reward - self.overlong(sample)
 
     def overlong(self, sample: SampleTensors) -> float:
-        """The penalty of a response that comes near the limit of its length."""
+        """The penalty on a response whose length is near the limit."""
         if self.objective is not Objective.OVERLONG:
             return 0.0
         left, buffer = self.limit - sample.response_length, self.constants.buffer
@@ -122,15 +122,15 @@ class NativeEstimator(RankSums):
         return [one for one in siblings if not math.isnan(one.reward)]
 
     def unscored(self, rewards: torch.Tensor) -> float:
-        """The advantage of a sample without a reward, given those of its prompt."""
+        """The advantage of a sample without a reward, given its prompt's rewards."""
         return 0.0
 
     def alone(self, sample: SampleTensors) -> float:
-        """The advantage of a sample whose reward is compared with no other."""
+        """The advantage of a sample that has no other reward to be compared with."""
         return 0.0
 
     def compared(self, reward: float, rewards: torch.Tensor) -> float:
-        """The advantage of a reward, given those that it is compared with."""
+        """The advantage from a reward, given the rewards that it is compared with."""
         centred, divisor = reward - self.baseline(rewards), 1.0
         if self.objective in (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED):
             divisor = self.spread(rewards) + STD_EPSILON
@@ -145,25 +145,25 @@ class NativeEstimator(RankSums):
         return float(rewards.mean())
 
     def spread(self, rewards: torch.Tensor) -> float:
-        """The standard deviation of rewards, 0 of a single one."""
+        """The standard deviation of rewards; 0 for a single reward."""
         return float(rewards.std()) if len(rewards) > 1 else 0.0
 
     def mean_divisor(self, rewards: torch.Tensor) -> float:
-        """The divisor of MaxRL: the mean, where it is positive."""
+        """The divisor of MaxRL: the mean if it is positive, otherwise infinity."""
         mean = float(rewards.mean())
         return mean + STD_EPSILON if mean > 0 else math.inf
 
     def spread_divisor(self, rewards: torch.Tensor) -> float:
-        """The standard deviation of the other rewards, 1 where all are equal."""
+        """The standard deviation of the other rewards; 1 if all of them are equal."""
         return self.spread(rewards) + STD_EPSILON if len(rewards.unique()) > 1 else 1.0
 
     def penalties(self, sample: SampleTensors) -> torch.Tensor:
-        """The penalty on the divergence of each token."""
+        """The penalty on each token's divergence from the reference policy."""
         divergences = sample.old_log_probs - sample.reference_log_probs
         return torch.where(sample.mask, self.constants.penalty * divergences, 0)
 
     def token_rewards(self, sample: SampleTensors) -> torch.Tensor:
-        """The reward of each token: penalties, and the sample's reward at its last active token."""
+        """Each token's negative penalty, plus the sample's reward at its last active token."""
         rewards = -self.penalties(sample)
         active = sample.mask.nonzero()
         if len(active):
@@ -171,11 +171,11 @@ class NativeEstimator(RankSums):
         return rewards
 
     def following(self, sample: SampleTensors) -> torch.Tensor:
-        """The critic's value of the next token of the response."""
+        """The critic's value at the next token, for each token; 0 after the last token."""
         return torch.cat([sample.values[1:], torch.zeros(1)])
 
     def discounted(self, values: torch.Tensor, decay: float) -> torch.Tensor:
-        """Sums over each token and the following ones, each times one more factor of the decay."""
+        """Discounted sums over each token and the following ones, by powers of ``decay``."""
         found = values.clone()
         for token in range(len(values) - 2, -1, -1):
             found[token] += decay * found[token + 1]
@@ -201,15 +201,15 @@ class NativeEstimator(RankSums):
 
 
 class RolloutLog(RankSums):
-    """The means of a batch; each possible mistake has a method of its own."""
+    """The logged means of a batch; a method for each part that a mistake can affect."""
 
     def means(
         self, samples: list[SampleTensors], mine: list[SampleTensors], held: torch.Tensor
     ) -> Mapping[Metric, float]:
-        """All that is logged of ``samples``, the whole batch.
+        """All logged metrics of ``samples``, the whole batch.
 
-        ``mine`` are those of this data-parallel rank; ``held`` are the ids of the active tokens
-        that this rank has, which may be some of theirs alone.
+        ``mine`` are this data-parallel rank's samples; ``held`` are the ids of the active tokens on
+        this rank, which may be only a part of the active tokens of these samples.
         """
         of_tokens = {
             Metric.ADVANTAGE: [sample.advantages for sample in samples],
@@ -231,7 +231,7 @@ class RolloutLog(RankSums):
         }
 
     def mean_over_samples(self, samples: list[SampleTensors], values: list[float]) -> float:
-        """The mean of a value per sample, which context-parallel ranks all have."""
+        """The mean over samples of a per-sample value, which all context-parallel ranks hold."""
         return self.mean(torch.tensor(sum(values) / self.layout.cp), len(samples))
 
     def mean_over_tokens(
@@ -248,5 +248,5 @@ class RolloutLog(RankSums):
         return max(sample.tokens, 1)
 
     def mean(self, total: torch.Tensor, samples: int) -> float:
-        """The mean over the samples of all ranks, given the sum of this one."""
+        """The mean over the samples of all ranks, given this rank's sum."""
         return float(self.added_up(total)) / samples

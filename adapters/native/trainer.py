@@ -3,7 +3,7 @@
 `Trainer` shards samples over data-parallel ranks, cuts a rank's samples into micro-batches, slices
 every sequence over context-parallel ranks, and sums gradients over all of them. Every denominator
 is computed from the whole step before it is cut. In a pipeline the last stage computes the losses;
-the stages before it have no parameters, hand activations on and add 0 to every sum.
+earlier stages have no parameters, pass activations on and add 0 to every sum.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """Trains steps on one rank; each possible mistake has a method of its own."""
+    """Trains steps on one rank, with a method for each part that a mistake can affect."""
 
     estimator: ClassVar[type[NativeEstimator]] = NativeEstimator
     rollout_log: ClassVar[type[RolloutLog]] = RolloutLog
@@ -69,9 +69,9 @@ class Trainer:
             self.slices, _ = dist.new_subgroups(job.layout.cp)
 
     def assign_advantages(self, steps: list[list[SampleTensors]]) -> list[list[SampleTensors]]:
-        """The samples of a batch with advantages from rewards, if that is the objective.
+        """The samples of a batch; with advantages from rewards if the objective computes them.
 
-        All that other models computed is constant from here on.
+        From here on, all outputs of other models are constants.
         """
         if self.objective in FROM_REWARDS:
             held = map(self.whitened_ids, self.held(steps))
@@ -79,7 +79,7 @@ class Trainer:
         return [[self.constant(sample) for sample in step] for step in steps]
 
     def constant(self, sample: SampleTensors) -> SampleTensors:
-        """A sample whose columns have no gradient."""
+        """The sample, with columns that require no gradient."""
         return detach(sample, CONSTANTS_OF_LOSS)
 
     def log_of_rollouts(self, steps: list[list[SampleTensors]]) -> Mapping[Metric, float]:
@@ -95,7 +95,7 @@ class Trainer:
         )
 
     def held(self, steps: list[list[SampleTensors]]) -> list[Packed]:
-        """The tokens of a batch that this rank has, none before the last stage."""
+        """The tokens of a batch that this rank holds; none before the last pipeline stage."""
         return [
             pack(micro_batch, self.layout, self.cp_rank)
             for step in steps
@@ -104,7 +104,7 @@ class Trainer:
         ]
 
     def whitened_ids(self, packed: Packed) -> torch.Tensor:
-        """The ids of the tokens that mean and variance of advantages count."""
+        """The ids of the tokens that count in the mean and variance of advantages."""
         return packed.ids[packed.mask]
 
     def train_step(
@@ -122,7 +122,7 @@ class Trainer:
         return gradient, log
 
     def next_coefficient(self, divergence: float) -> float:
-        """The divergence's coefficient after a step, which follows its target."""
+        """The divergence's coefficient after a step, adapted to the target divergence."""
         adaptive = ProbedBatch.of(self.job).adaptive_coefficient
         error = max(-0.2, min(divergence / adaptive.target - 1, 0.2))
         return adaptive.coefficient * (1 + error * adaptive.samples / adaptive.horizon)
@@ -130,7 +130,7 @@ class Trainer:
     def accumulate(
         self, probe: torch.Tensor, samples: list[SampleTensors], token_losses: TokenLosses
     ) -> tuple[torch.Tensor, dict[Metric, torch.Tensor]]:
-        """This rank's part of the gradient, and of each metric by micro-batch."""
+        """This rank's contribution to the gradient, and to each metric by micro-batch."""
         probe.grad = torch.zeros_like(probe)
         logs: dict[Metric, list[float]] = {metric: [] for metric in self.logged}
         self.routed = sum(len(sample.ids) - 1 for sample in samples)
@@ -149,7 +149,7 @@ class Trainer:
         }
 
     def handed_on(self, packed: Packed) -> Packed:
-        """A micro-batch whose token ids come from the first stage, as activations would."""
+        """A micro-batch whose token ids are received from the first stage, like activations."""
         ids, stage = packed.ids, self.layout.ranks_per_stage
         if self.rank >= stage:
             ids = torch.empty_like(ids)
@@ -169,7 +169,7 @@ class Trainer:
         return tuple(metric for metric in Metric if metric not in others)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """Samples with denominators of the policy loss, counted over the whole step."""
+        """Samples with the policy loss's denominators, counted over the whole step."""
         if not self.job.configuration.reduces:
             return assign_denominators(samples, denominators(samples, self.aggregation))
         per_token = self.aggregation.mode is Mode.TOKEN_MEAN
@@ -189,7 +189,7 @@ class Trainer:
         ]
 
     def corrected(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """Samples with the corrections that a loss computes from all tokens of the step."""
+        """Samples with loss corrections, computed from all tokens of the step."""
         return [*assign_corrections(samples, self.objective)]
 
     def shard(self, samples: list[SampleTensors]) -> list[SampleTensors]:
@@ -209,7 +209,7 @@ class Trainer:
     def loss(
         self, probe: torch.Tensor, packed: Packed, token_losses: TokenLosses
     ) -> tuple[torch.Tensor, Mapping[Metric, torch.Tensor]]:
-        """The part of a micro-batch on this rank in the step's loss and metrics."""
+        """The contribution of this rank's micro-batch to the step's loss and metrics."""
         log_probs = self.log_probs(probe, packed)
         if self.objective in OTHER_LOSSES:
             loss = self.reduce(self.other_losses(log_probs, packed), packed.auxiliary)
@@ -234,17 +234,18 @@ class Trainer:
         }
 
     def log_probs(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The log-probability of each token, which has a gradient where the token is active.
+        """The log-probability of each token, with a gradient only for active tokens.
 
-        A loss that is NaN or infinite elsewhere has a gradient there that no mask makes 0.
+        A NaN or infinite loss of another token would have a gradient that no mask can make 0.
         """
         of_tokens = probe[packed.ids] + packed.log_probs
         return torch.where(packed.mask, of_tokens, of_tokens.detach())
 
     def router_losses(self, probe: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
-        """The part of a micro-batch in the losses of a router, given the ids that it holds.
+        """The contribution of a micro-batch, given its token ids, to the router losses.
 
-        Each is a mean over all tokens of the step, or over all but each sample's first one.
+        Each router loss is a mean over all tokens of the step, or all except each sample's first
+        token.
         """
         balancing = ROUTER_COEFFICIENT * probe[held].sum()
         return (balancing + Z_COEFFICIENT * len(held) * probe[-1]) / self.routed
@@ -254,11 +255,11 @@ class Trainer:
         return POLICY_LOSSES.get(self.objective, ppo)(log_probs, packed, self.sequence_sum)
 
     def other_losses(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The loss of each token that replaces the policy loss."""
+        """The loss of each token for objectives without a policy loss."""
         return OTHER_LOSSES[self.objective](values, packed, self.sequence_sum)
 
     def sequence_sum(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """Values added up over the active tokens of each token's sequence."""
+        """Sums of values over the active tokens of each token's sequence."""
         number = packed.sequence
         active = torch.where(packed.mask, values, 0)
         sums = torch.zeros(int(number.max()) + 1, device=values.device)
@@ -267,25 +268,25 @@ class Trainer:
         return sums[number]
 
     def add_slices(self, sums: torch.Tensor) -> None:
-        """Add up sums over slices of sequences on context-parallel ranks, in place."""
+        """Add up, in place, sums over sequence slices of the context-parallel ranks."""
         if self.slices is not None:
             dist.all_reduce(sums, group=self.slices)
 
     def entropy(self, probe: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The part of a micro-batch in the entropy."""
+        """The contribution of a micro-batch to the step's entropy."""
         entropies = packed.entropies + probe[packed.ids]
         return self.reduce(entropies, packed.auxiliary)
 
     def divergence(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The part of a micro-batch in the divergence from the reference policy."""
+        """The contribution of a micro-batch to the step's divergence from the reference policy."""
         return self.reduce(log_probs - packed.reference_log_probs, packed.auxiliary)
 
     def value_loss(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The part of a micro-batch in the loss of a value head that shares the policy's probe."""
+        """The contribution of a micro-batch to the loss of a value head that shares the probe."""
         return self.reduce(squared_errors(values, packed, self.sequence_sum), packed.auxiliary)
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
-        """The metrics that are logged and not trained."""
+        """The metrics that are logged but not trained."""
         log_ratios = log_probs.detach() - packed.old_log_probs
         ratios = torch.exp(log_ratios)
         too_large = (packed.advantages > 0) & (ratios > 1 + CONSTANTS.clip_high)
@@ -299,7 +300,7 @@ class Trainer:
         }
 
     def reduce(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The part of a micro-batch on this rank in the mean of values."""
+        """The contribution of this rank's micro-batch to the step's mean of values."""
         return (torch.where(packed.mask, values, 0) / packed.denominators).sum()
 
     def synchronise(self, gradient: torch.Tensor) -> None:
@@ -308,7 +309,7 @@ class Trainer:
             dist.all_reduce(gradient)
 
     def report(self, shares: torch.Tensor) -> torch.Tensor:
-        """The step's metrics, [metrics], from this rank's parts, [micro-batches, metrics]."""
+        """The step's metrics, [metrics], from this rank's summands, [micro-batches, metrics]."""
         totals = shares.sum(dim=0)
         if self.layout.world_size > 1:
             dist.all_reduce(totals)
@@ -322,7 +323,7 @@ CONSTANTS_OF_LOSS = (
     "advantages",
     "values",
 )
-"""Columns of samples that other models, or earlier forward passes, computed."""
+"""Columns of samples that were computed by other models or by earlier forward passes."""
 
 COEFFICIENTS = {
     Objective.ENTROPY: (ENTROPY_COEFFICIENT, 0.0),
@@ -331,7 +332,7 @@ COEFFICIENTS = {
     Objective.ADAPTIVE_KL: (0.0, KL_COEFFICIENT),
     **dict.fromkeys(OF_TERMS, (ENTROPY_COEFFICIENT, KL_COEFFICIENT)),
 }
-"""Coefficients of the entropy bonus and of the divergence, where they are not 0."""
+"""Coefficients of the entropy bonus and of the divergence, for objectives with such a term."""
 
 
 def detach(sample: SampleTensors, columns: Sequence[str]) -> SampleTensors:
@@ -364,7 +365,7 @@ def tokens_of_groups(samples: Sequence[SampleTensors]) -> Counter[int]:
 def assign_denominators(
     samples: Sequence[SampleTensors], divide_by: Sequence[float]
 ) -> list[SampleTensors]:
-    """The samples, each with its denominator."""
+    """The samples with their denominators set."""
     return [
         replace(sample, denominator=denominator)
         for sample, denominator in zip(samples, divide_by, strict=True)

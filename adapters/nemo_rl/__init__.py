@@ -1,4 +1,4 @@
-"""The adapters of NVIDIA-NeMo/RL: its DTensor workers, the one of its examples first."""
+"""The adapters of NVIDIA-NeMo/RL: one for each DTensor worker, the worker of its examples first."""
 
 from adapters.nemo_rl.adapter import DTensorV1Adapter, DTensorV2Adapter
 

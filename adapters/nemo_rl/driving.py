@@ -33,10 +33,10 @@ GENERATION: Any = SimpleNamespace(
     clear_logger_metrics=lambda: None,
     get_logger_metrics=dict,
 )
-"""Stands for the engine of rollouts, which are there already."""
+"""A stub of the rollout engine: all rollouts are given."""
 
 OF_PROMPTS = ("extract_initial_prompt_messages", "_extract_prompt_only_messages")
-"""NeMo-RL's function of prompts, and its name before May 26, 2026."""
+"""NeMo-RL's function that extracts prompts, by its name now and before May 26, 2026."""
 
 CHECKPOINTER = SimpleNamespace(shutdown=lambda: None)
 
@@ -55,20 +55,20 @@ class NemoRLLogger:
             self.trained.update(metrics)
 
     def log_histogram(self, *_: object) -> None:
-        """Nothing is drawn."""
+        """Do nothing: no histogram is drawn."""
 
     def log_batched_dict_as_jsonl(self, *_: object) -> None:
-        """Nothing is written."""
+        """Do nothing: no file is written."""
 
     def log_plot_token_mult_prob_error(self, *_: object, **__: object) -> None:
-        """Nothing is drawn."""
+        """Do nothing: no plot is drawn."""
 
 
 class NemoRLTraining:
-    """The steps of a job, and what was read off them.
+    """Trains the steps of a job, and keeps their gradients, forward passes and logs.
 
-    Each optimizer step is a step of the trainer. Where NeMo-RL computes advantages, all are cut out
-    of one batch of rollouts.
+    Each optimizer step is a step of the trainer. If NeMo-RL computes advantages, all steps are cut
+    out of one batch of rollouts.
     """
 
     def __init__(self, batch: ProbedBatch, job: Job, framework: Framework, rank: Rank) -> None:
@@ -78,7 +78,7 @@ class NemoRLTraining:
         self.logs = [self._train(steps, samples) for steps, samples in self._batches()]
 
     def _batches(self) -> Iterator[tuple[Sequence[Step], range]]:
-        """The optimizer steps of each batch of rollouts, and its samples."""
+        """The optimizer steps and the sample indices of each batch of rollouts."""
         steps, first = self._job.steps, 0
         for one in [steps] if self._job.objective in FROM_REWARDS else [(step,) for step in steps]:
             size = sum(step.size for step in one)
@@ -86,7 +86,7 @@ class NemoRLTraining:
             first += size
 
     def _train(self, steps: Sequence[Step], samples: range) -> Mapping[str, Any]:
-        """Run a step of the trainer; returns what it logs."""
+        """Run a step of the trainer; returns its log."""
         rollouts, log = NemoRLRollouts(self._batch, samples), NemoRLLogger()
         is_sft = self._job.objective is Objective.SFT
         settings = self._framework.settings(replace(self._job, steps=tuple(steps)))
@@ -148,7 +148,7 @@ class NemoRLTraining:
 
 
 def _given_advantages(rollouts: NemoRLRollouts) -> Any:
-    """Stands for the method of an estimator of advantages."""
+    """A stub of an advantage estimator's method that returns the given advantages."""
 
     def compute_advantage(*, mask: torch.Tensor, repeated_batch: Any, **_: object) -> torch.Tensor:
         return rollouts.advantages(repeated_batch["message_log"], mask.shape[1])
@@ -175,7 +175,7 @@ def _fine_tune(policy: Any, config: Any, rollouts: NemoRLRollouts, log: NemoRLLo
 class NemoRLRollouts:
     """The samples of some optimizer steps as NeMo-RL's environments return them.
 
-    They are logs of messages with one reward each, and the values of their tokens.
+    A sample is a log of messages with one reward. This class also gives values of their tokens.
     """
 
     def __init__(self, batch: ProbedBatch, samples: range) -> None:
@@ -184,8 +184,8 @@ class NemoRLRollouts:
     def batch(self) -> Any:
         """The batch of samples, with their responses.
 
-        A sample without active tokens is one that NeMo-RL is told not to train, by a multiplier of
-        its loss; all tokens of its response are the policy's own.
+        A sample without active tokens has a loss multiplier of 0, by which NeMo-RL does not train
+        it; all tokens of its response count as the policy's own.
         """
         batch, samples = self._batch, self._samples
         active = [float(batch.original_masks[sample].any()) for sample in samples]
@@ -197,7 +197,7 @@ class NemoRLRollouts:
         )
 
     def prompts(self, *_: object) -> list[list[Message]]:
-        """A prompt of one token for each sample, by which samples of a group are the same."""
+        """A one-token prompt for each sample: the id of its group."""
         groups = self._batch.groups[self._samples.start : self._samples.stop]
         return [[_message("user", np.array([group]))] for group in groups]
 
@@ -208,17 +208,17 @@ class NemoRLRollouts:
         return self.values(self._batch.advantages, torch.stack(padded))
 
     def log_probs(self, values: Sequence[NDArray[np.float64]], ids: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of response tokens, at their ids, as far below 0 as the probe's are."""
+        """Log-probabilities of response tokens at their ids, lowered by `CERTAIN_LOGIT`."""
         return self.values(values, ids) - CERTAIN_LOGIT
 
     def values(self, values: Sequence[NDArray[np.float64]], ids: torch.Tensor) -> torch.Tensor:
-        """Values of response tokens at their ids, and 0 at others: [*ids]."""
+        """Values of response tokens at their ids, and 0 at other ids: [*ids]."""
         return token_table(self._batch, values)[ids]
 
     def _prompt(self, sample: int) -> list[Message]:
         """The prompt as a conversation with an earlier turn of the policy, which is not trained.
 
-        SFT trains all turns of the policy: for it, the prompt is one message.
+        SFT trains all turns of the policy, so its prompt is a single message.
         """
         ids = self._batch.prompts[sample]
         if self._batch.objective is Objective.SFT:
@@ -227,7 +227,7 @@ class NemoRLRollouts:
         return [_message(role, turn) for role, turn in turns if len(turn)]
 
     def _messages(self, sample: int) -> list[Message]:
-        """The prompt, and the turns of the policy and its environment that a mask tells apart."""
+        """The prompt, then turns of the policy and its environment, which the mask separates."""
         batch = self._batch
         mask, response = batch.original_masks[sample], batch.responses[sample]
         of_policy = mask | (not mask.any())

@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def multiple(job: Job) -> int:
-    """The number that must divide row lengths: context-parallel ranks have two slices each."""
+    """The number that must divide row lengths: each context-parallel rank has two slices."""
     return 1 if job.layout.cp == 1 else 2 * job.layout.cp
 
 
 def budget(job: Job) -> int:
-    """The tokens that a micro-batch may have: about a third of a rank's."""
+    """The maximum number of tokens of a micro-batch: about a third of a rank's tokens."""
     return -(-rank_budget(job) // multiple(job)) * multiple(job)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
-STUBBED: list[str] = []  # what `import_nemo_rl` stubbed in this process
+STUBBED: list[str] = []  # packages that `import_nemo_rl` stubbed in this process
 
 
 def import_nemo_rl(source: Path | None) -> None:
@@ -48,7 +48,7 @@ def module(path: str) -> Any:
 
 
 def configured(settings: Settings, *, sft: bool = False) -> Any:
-    """The configuration of a trainer by one of NeMo-RL's examples and overrides, as validated.
+    """A trainer's validated configuration, from one of NeMo-RL's examples and overrides.
 
     Settings of sections that the example does not have are left out. Raises `OverridesError` for an
     option that this version lacks.
@@ -77,7 +77,7 @@ def offers(settings: Settings) -> bool:
 
 
 def default(name: str) -> object:
-    """The value of an option in the example that users start from; None if it has none."""
+    """The value of an option in the example that users start from; None if the example lacks it."""
     from omegaconf import OmegaConf
 
     return OmegaConf.select(example("grpo_math_1B.yaml"), name.lstrip("+"))
@@ -95,28 +95,28 @@ def option_names() -> Iterator[str]:
 
 @cache
 def example(name: str) -> Any:
-    """One of NeMo-RL's example configurations, which lie beside the package."""
+    """One of NeMo-RL's example configurations, whose files are beside the package."""
     from pathlib import Path
 
     return loaded(Path(module("package_info").__file__).parents[1] / "examples" / "configs" / name)
 
 
 def loaded(file: Path) -> Any:
-    """The configuration of a file and of those that it builds on."""
+    """The configuration of a file, merged with the files that it is based on."""
     configs = module("utils.config")
     configs.register_omegaconf_resolvers()
     return configs.load_config(file)
 
 
 def initial_state(trainer: str) -> Any:
-    """The state in which a trainer begins, which another function made before August 2026."""
+    """A trainer's initial state, made by a different function before August 2026."""
     home = module(f"algorithms.{trainer}")
     names = (f"_initial_{trainer}_save_state", f"_default_{trainer}_save_state")
     return next(getattr(home, name) for name in names if hasattr(home, name))()
 
 
 def disable_binding() -> AbstractContextManager[object]:
-    """Leave processes where they are, which workers bound to cores since July 2026."""
+    """Do not bind processes to cores, as workers do since July 2026."""
     if importlib.util.find_spec("nemo_rl.distributed.numa_utils") is None:
         return nullcontext()
     return mock.patch.object(module("distributed.numa_utils"), "bind_to_gpu_numa")
@@ -124,9 +124,9 @@ def disable_binding() -> AbstractContextManager[object]:
 
 @cache
 def _prepare() -> None:
-    """Stub what no training step of ours enters, and let code for CUDA run on the CPU."""
+    """Stub packages that no training step enters, and let CUDA code run on the CPU."""
     from adapters.toolkit import cuda_on_cpu
 
-    add_names_of_newer_python("TypedDict")  # NeMo-RL wants 3.13; pydantic takes no others
+    add_names_of_newer_python("TypedDict")  # NeMo-RL requires Python 3.13, and pydantic this class
     cuda_on_cpu.install()
     STUBBED.extend(stub_imports("adapters.nemo_rl"))

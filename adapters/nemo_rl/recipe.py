@@ -30,15 +30,16 @@ OF_MEGATRON = (*OF_DTENSOR[:1], "tensor_model_parallel_size", "pipeline_model_pa
 REPLICAS = "policy.dtensor_cfg.dp_replicate_size"
 SIZES = frozenset(f"policy.dtensor_cfg.{name}" for name in OF_DTENSOR)
 OF_ESTIMATOR = ("normalize_rewards", "use_leave_one_out_baseline")
-"""What estimators read in a section of their own, which the record calls by its older names."""
+"""Options that estimators read in their own section, and that the record has by their older names.
+"""
 
 
 class _ValidatedError(Exception):
-    """NeMo-RL asks for GPUs, so it has nothing against a recipe."""
+    """NeMo-RL has come to its request for GPUs, so it accepts the recipe."""
 
 
 def read(_: NemoRLAdapter, typed: Typed) -> Recipe:
-    """What NeMo-RL makes of a recipe; raises `RecipeRefused`."""
+    """Read a recipe with NeMo-RL's own parser and validation; raises `RecipeRefused`."""
     from omegaconf import OmegaConf
 
     with refusals_of_recipes():
@@ -75,7 +76,7 @@ def read(_: NemoRLAdapter, typed: Typed) -> Recipe:
 
 
 def _composed(typed: Typed) -> Any:
-    """The configuration of a file and of words, as ``run_grpo.py`` composes it."""
+    """The configuration that ``run_grpo.py`` composes from a file and words."""
     composed = loaded(typed.file) if typed.file else example(EXAMPLE).copy()
     ranks = [f"cluster.gpus_per_node={typed.ranks}", "cluster.num_nodes=1"] if typed.ranks else []
     return module("utils.config").parse_hydra_overrides(composed, [*typed.words, *ranks])
@@ -86,7 +87,7 @@ def _made(settings: Any) -> Any:
 
 
 def _values(config: Any) -> dict[str, Any]:
-    """All options by the names of the record."""
+    """All options, by their names in the record."""
     values = dict(flat(config.model_dump()))
     for name in OF_ESTIMATOR:
         if (value := values.get(f"grpo.adv_estimator.{name}")) is not None:
@@ -95,7 +96,7 @@ def _values(config: Any) -> dict[str, Any]:
 
 
 def _validate(config: Any) -> None:
-    """Let NeMo-RL set up a run, up to where it asks for GPUs."""
+    """Let NeMo-RL set up a run, up to its request for GPUs."""
     trainer = module("algorithms.grpo")
     config = config.model_copy(deep=True)
     config.checkpointing["checkpoint_dir"] = "nowhere"
@@ -120,7 +121,7 @@ def _engine(policy: Any) -> str:
 
 
 def _sizes(policy: Any) -> tuple[int, int, int]:
-    """The context-, tensor- and pipeline-parallel ranks."""
+    """The numbers of context-, tensor- and pipeline-parallel ranks."""
     if _engine(policy) == "megatron":
         cp, tp, pp = (policy["megatron_cfg"][name] for name in OF_MEGATRON)
         return cp, tp, pp
@@ -129,7 +130,7 @@ def _sizes(policy: Any) -> tuple[int, int, int]:
 
 
 def _training_ranks(config: Any) -> int:
-    """The GPUs of a run without those that only generate."""
+    """The number of GPUs of a run, without GPUs that only generate."""
     ranks: int = config.cluster["gpus_per_node"] * config.cluster["num_nodes"]
     apart = config.policy["generation"]["colocated"]
     if apart["enabled"]:

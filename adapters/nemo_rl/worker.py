@@ -1,4 +1,4 @@
-"""NeMo-RL's policy worker on this rank, and the policy that deals batches to the workers."""
+"""NeMo-RL's policy worker on this rank, and the policy that distributes batches to the workers."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from adapters.contract import Rank
 
 TOKENIZER = SimpleNamespace(pad_token_id=0, eos_token_id=0, pad_token="<pad>", eos_token="<pad>")
-"""The attributes of a tokenizer that NeMo-RL reads: ids of padding and of the end."""
+"""The attributes of a tokenizer that NeMo-RL reads: the ids of padding and of the end of text."""
 
 
 class StubWorkerGroup:
-    """Stands for Ray's group of workers: each rank has one, and all are called at once."""
+    """A stub of Ray's worker group: each rank calls its own worker, all at once."""
 
     def __init__(self, worker: Any, rank: Rank) -> None:
         self._worker, self._rank = worker, rank
@@ -46,14 +46,14 @@ class StubWorkerGroup:
         return results
 
     def shutdown(self, **_: object) -> bool:
-        """No process is to be ended."""
+        """Do nothing: there is no process to end."""
         return True
 
 
 def made_worker(config: Any, capacity: int, rank: Rank) -> Any:
-    """NeMo-RL's worker for a configuration; the jobs of a world share those that fit them.
+    """NeMo-RL's worker for a configuration; the jobs of a world share matching workers.
 
-    It has the readers of its model's forward passes and of its optimizer's gradients.
+    Its ``passes`` and ``gradients`` record the model's forward passes and gradients.
     """
     of_engine, packing = config["dtensor_cfg"], config["sequence_packing"]
     sizes = of_engine["context_parallel_size"], of_engine.get("dp_replicate_size")
@@ -64,7 +64,7 @@ def made_worker(config: Any, capacity: int, rank: Rank) -> Any:
 
 
 def made_policy(config: Any, worker: Any, rank: Rank) -> Any:
-    """NeMo-RL's policy, whose constructor has the shards and micro-batches from a configuration."""
+    """NeMo-RL's policy, whose constructor reads sharding and micro-batches from a configuration."""
     policies = module("models.policy.lm_policy")
     replaced: dict[str, Any] = {
         "RayQueue": lambda: None,
@@ -109,14 +109,14 @@ def _constructed(config: Any, capacity: int) -> Any:
 
 
 def _first(config: Any, model: Any) -> Any:
-    """The worker that shards a model itself."""
+    """Construct the first version of the worker, which shards a model itself."""
     home = module("models.policy.workers.dtensor_policy_worker")
     with mock.patch.multiple(home, ray=RAY, **_loading(model)):
         return home.DTensorPolicyWorkerImpl(config, TOKENIZER, init_reference_model=False)
 
 
 def _second(config: Any, model: Any) -> Any:
-    """The worker that Automodel makes meshes and models for."""
+    """Construct the second version, for which Automodel makes meshes and models."""
     home = module("models.policy.workers.dtensor_policy_worker_v2")
     loading = {**_loading(model), "get_tokenizer": lambda *_, **__: TOKENIZER}
     with (
@@ -130,7 +130,7 @@ RAY = SimpleNamespace(get_gpu_ids=lambda: [0])
 
 
 def _loading(model: Any) -> dict[str, Any]:
-    """Stands for what a worker's module loads a checkpoint's configuration and model with."""
+    """Stubs of the functions by which a worker loads a checkpoint's configuration and model."""
     config = SimpleNamespace(model_type="probe", architectures=["Probe"], torch_dtype=torch.float32)
     return {
         "AutoConfig": SimpleNamespace(from_pretrained=lambda *_, **__: config),
@@ -139,7 +139,7 @@ def _loading(model: Any) -> dict[str, Any]:
 
 
 def _has_no_layers(_: object) -> Any:
-    """Stands for the configuration that floating-point operations are counted by."""
+    """A stub of the configuration lookup by which floating-point operations are counted."""
     raise ValueError("the probe has no operations to count")
 
 
@@ -158,9 +158,9 @@ def _outputs(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:
 
 
 def model_class(capacity: int, passes: ForwardPasses) -> Any:
-    """Stands for the class that NeMo-RL finds for a type of model.
+    """A stub of the class that NeMo-RL looks up for a model type.
 
-    The second worker has its model sharded while it is loaded, by Automodel.
+    For the second worker, Automodel shards the model while loading it.
     """
 
     def from_config(*_: object, **__: object) -> ProbedTransformer:

@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Settings
 
 TOKENIZER = SimpleNamespace(pad_token_id=0)
-"""The part of a tokenizer that a step reads."""
+"""A tokenizer with the only attribute that a step reads."""
 
 
 class OpenInstructTraining:
-    """One run of the trainer on a job, and what was read from it."""
+    """One run of the trainer on a job, with its gradients, forward passes and logs."""
 
     def __init__(self, job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> None:
         self._batch, kinds = batch, config_classes()
@@ -51,7 +51,7 @@ class OpenInstructTraining:
             self._train(Data(job, batch, self._of_data).prepared(), rank)
 
     def _train(self, prepared: list[Any], rank: Rank) -> None:
-        """Train on each generation, and keep what was seen the last time."""
+        """Train on each generation, and keep records of its last epoch."""
         self._of_data.build_dataloader = lambda dp_rank, **_: [
             {"batch": of_ranks[dp_rank], "metrics": metrics} for of_ranks, metrics in prepared
         ]
@@ -70,7 +70,7 @@ class OpenInstructTraining:
     def _load(self, trainer: Any) -> Any:
         """Load the models into the trainer; returns the policy."""
         home, capacity = module("grpo_fast"), probe_capacity(self._batch.probe_size)
-        # Until May 2026 they were variables of the script.
+        # Until May 2026 these configurations were variables of the script.
         home.streaming_config, home.vllm_config = self._of_data, mock.Mock()
         given = (self._batch.old_log_probs, self._batch.reference_log_probs)
         models = [policy(self._batch, log_probs, capacity) for log_probs in given]
@@ -80,7 +80,7 @@ class OpenInstructTraining:
         if self._args.num_epochs > 1:
             trained.register_forward_hook(self._be_old_at_first)
         names = getattr(module("model_utils"), "AttentionBackendName", None)
-        attention = names.torch if names else "sdpa"  # before April 2026
+        attention = names.torch if names else "sdpa"  # in versions before April 2026
         source = SimpleNamespace(
             model_name_or_path="probe", model_revision=None, attn_implementation=attention
         )
@@ -96,13 +96,13 @@ class OpenInstructTraining:
         return trained
 
     def _be_old_at_first(self, model: Any, *_: Any) -> None:
-        """Give the policy the old one's log-probabilities in the first epoch."""
+        """Let the policy have the old policy's log-probabilities in the first epoch."""
         if torch.is_grad_enabled() and len(model.passes) <= self._micro_batches:
             assert SEAM.probe is not None
             SEAM.probe = SEAM.probe + model.given
 
     def _log(self, of_ranks: list[Any]) -> dict[str, float]:
-        """The log that open-instruct prints of a step, from the answers of all ranks' actors."""
+        """The log that open-instruct prints for a step, from the results of all ranks' actors."""
         log: dict[str, float] = {}
         replaced: dict[str, Any] = {
             "ray": mock.Mock(),
@@ -118,7 +118,7 @@ class OpenInstructTraining:
 
 
 def _call(function: Any, **given: Any) -> Any:
-    """Call a function, with mocks for arguments that no weight and no number read here needs."""
+    """Call a function, with mocks for arguments that affect neither gradients nor logs."""
     unread = dict.fromkeys(inspect.signature(function).parameters, mock.MagicMock())
     return function(**{name: given.get(name, one) for name, one in unread.items()})
 
@@ -130,14 +130,14 @@ def _float32_config(make: Any, *args: Any, **options: Any) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class Data:
-    """Makes each rank's micro-batches of given samples by open-instruct's own loop."""
+    """Makes each rank's micro-batches from given samples, by open-instruct's own loop."""
 
     job: Job
     batch: ProbedBatch
     options: Any
 
     def prepared(self) -> list[tuple[list[Any], dict[str, Any]]]:
-        """Each generation's micro-batches of all ranks, and its numbers."""
+        """Each generation's micro-batches of all ranks, with its metrics."""
         home, packing = module("data_loader"), packing_of(self.job)
         actor = mock.MagicMock(
             config=self.options,
@@ -166,7 +166,7 @@ class Data:
         return [(actor.prepared_data[step], actor.metrics[step]) for step in actor.metrics]
 
     def _collated(self, collate: Any, packed: Any, *args: Any, **options: Any) -> Any:
-        """open-instruct's micro-batches, with given advantages unless it compares rewards."""
+        """open-instruct's micro-batches, with given advantages if there are any."""
         if gives_advantages(self.job):
             capacity = probe_capacity(self.batch.probe_size)
             of_tokens = table(self.batch, self.batch.advantages, capacity)
@@ -174,7 +174,7 @@ class Data:
         return collate(packed, *args, **options)
 
     def _generated(self, generations: Iterator[list[int]], *_: Any, **__: Any) -> Any:
-        """The next generation, as the loop is given those of engines."""
+        """The next generation, in the form in which engines return generations."""
         batch, samples, types = self.batch, next(generations), module("data_types")
         responses, prompts, log_probs = (
             [values[one].tolist() for one in samples]

@@ -20,12 +20,12 @@ STAGES = {Option.ZERO_1: 1, Option.ZERO_2: 2, Option.ZERO_3: 3}
 
 
 def denominator(job: Job) -> str:
-    """The one number that a step's loss is divided by: `constant` divides by samples too."""
+    """The divisor of a step's loss: the number of samples, times the divisor of `constant`."""
     return str((job.aggregation.divisor or 1.0) * samples_per_step(job.steps))
 
 
 def samples_of_prompt(job: Job) -> int:
-    """The samples of a prompt, whose rewards are compared before rows are sliced for ranks."""
+    """The number of samples of a prompt; 1 if advantages are given."""
     if gives_advantages(job):
         return 1
     if job.layout.cp > 1:
@@ -34,22 +34,22 @@ def samples_of_prompt(job: Job) -> int:
 
 
 def pack_length(job: Job) -> int:
-    """The tokens of a row."""
+    """The maximum number of tokens of a packed row."""
     return packing_of(job).pack_length
 
 
 def rows(job: Job) -> int:
-    """The rows of a micro-batch."""
+    """The number of rows of a micro-batch."""
     return packing_of(job).rows
 
 
 def generations(job: Job) -> int:
-    """The generations that are trained on."""
+    """The number of generations that are trained on."""
     return len(packing_of(job).generations)
 
 
 def stage(job: Job) -> int:
-    """The stage of ZeRO: Ulysses is for 3 alone."""
+    """The ZeRO stage: 3 with Ulysses, which supports no other stage; otherwise 0."""
     return 3 if job.layout.cp > 1 else 0
 
 

@@ -29,29 +29,30 @@ UNREACHED = (
     *("actor_manager", "ground_truth_utils", "olmo_core_callbacks", "olmo_core_hybrid"),
     "vllm_utils",
 )
-"""Its own modules that the trainer imports and a step does not reach."""
+"""Modules of open-instruct that the trainer imports but no step enters."""
 
 
 def import_open_instruct(source: Path | None) -> None:
-    """Import the trainer; raises `ImportError`, before anything is imported, without its extra."""
+    """Import the trainer; without its extra, raises `ImportError` before importing anything."""
     require(read_imports("adapters.open_instruct").required, "open-instruct")
     from adapters.engines import deepspeed
     from adapters.engines.pretrained import SEAM
     from adapters.toolkit import cuda_on_cpu
 
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # it compiles the log-softmax
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling the log-softmax takes long
     cuda_on_cpu.install()
     deepspeed.import_deepspeed()
     deepspeed.group_sequences_once()
     import_from("open_instruct", [source] if source else [])
     STUBBED.extend(stub_imports("adapters.open_instruct"))
     stub([f"open_instruct.{name}" for name in UNREACHED])
-    module("grpo_fast").torch = cuda_on_cpu.torch_of_the_cpu()  # which it gives a rank's number
+    # the trainer gives it a rank's number
+    module("grpo_fast").torch = cuda_on_cpu.torch_of_the_cpu()
     SEAM.put_into(module("model_utils"), "log_softmax_and_gather")
 
 
 def actor_classes() -> tuple[Any, Any]:
-    """The trainer and the maker of its data, as the classes that Ray would start processes of."""
+    """The classes of the trainer and its data preparation, which Ray would run as processes."""
     remote = (
         module("grpo_fast").PolicyTrainerRayProcess,
         module("data_loader").DataPreparationActor,
@@ -61,14 +62,15 @@ def actor_classes() -> tuple[Any, Any]:
 
 
 def config_classes() -> tuple[Any, Any]:
-    """The dataclasses of the trainer's options, and of those of its data."""
+    """The dataclasses of the trainer's options and of its data's options."""
     home = module("grpo_utils")
-    kind = getattr(home, "GRPOExperimentConfig", None) or home.ExperimentConfig  # before April 2026
+    # in versions before April 2026
+    kind = getattr(home, "GRPOExperimentConfig", None) or home.ExperimentConfig
     return kind, module("data_loader").StreamingDataLoaderConfig
 
 
 def options() -> KnownOptions:
-    """The options of this version; those with choices are compared with texts by the trainer."""
+    """The options of this version; their choices are found as strings in the trainer's code."""
     comparing = "advantage_normalization_type"
     choices = {
         "loss_fn": {str(one) for one in module("grpo_utils").GRPOLossType},
@@ -78,7 +80,7 @@ def options() -> KnownOptions:
 
 
 def read_by_the_step() -> set[str]:
-    """The arguments that the code of a step and of its data reads."""
+    """The arguments that are read by the code of a step and of its data."""
     trainer, data = actor_classes()
     code = (
         module("grpo_utils"),

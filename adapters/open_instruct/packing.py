@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from adapters.contract import Job
 
 ATTEMPTS = 50
-"""Further orders of samples that are tried."""
+"""The number of further orders of samples that are tried."""
 
 
 @dataclass(frozen=True)
 class Packing:
-    """The samples of each generation in their order, and the lengths of rows and micro-batches.
+    """The ordered samples of each generation, and the sizes of rows and micro-batches.
 
     open-instruct fills rows one after another, gives each rank consecutive rows and drops rows that
     are left over. Rows are left over only if micro-batches are cut by tokens.
@@ -37,9 +37,9 @@ class Packing:
 
 
 def packing_of(job: Job) -> Packing:
-    """The shortest rows that give every rank as many as it has micro-batches, or more if padded.
+    """The packing with the shortest rows that gives every rank one row per micro-batch.
 
-    Raises `Unsupported` if no length does.
+    In padded micro-batches there may be several rows. Raises `Unsupported` if no row length does.
     """
     layout, steps = job.layout, job.steps
     least, lengths = sum(longest(job)), _lengths(job)
@@ -47,7 +47,7 @@ def packing_of(job: Job) -> Packing:
         return Packing(next(_orders(job)), max(token_budget(steps, layout.dp), least), 1)
     parts, is_padded = layout.dp * int(layout.micro_batches), layout.format == "bshd"
     shortest = least if is_padded else max(least, int(lengths.sum()) // (parts * len(steps)))
-    of_a_rank = int(lengths.sum()) // layout.dp  # longer rows would be cut by open-instruct
+    of_a_rank = int(lengths.sum()) // layout.dp  # open-instruct would cut longer rows
     tried = range(shortest, max(shortest, of_a_rank) + 1)
     for generations, length in product(_orders(job), tried):
         cut = [_rows(lengths, samples, length, layout.dp) for samples in generations]
@@ -58,15 +58,15 @@ def packing_of(job: Job) -> Packing:
 
 
 def _lengths(job: Job) -> NDArray[np.int64]:
-    """The tokens of each sample with its prompt."""
+    """The number of tokens of each sample, including its prompt."""
     return np.concatenate([step.prompt_lengths + step.response_lengths for step in job.steps])
 
 
 def _orders(job: Job) -> Iterator[list[list[int]]]:
-    """Yields the samples of each generation in the case's order, then in others.
+    """Yields the samples of each generation in the case's order, then in random orders.
 
-    There are no others where open-instruct compares the samples of a prompt. Of a generation for
-    all steps, each rank has its part of every step.
+    There are no random orders if open-instruct compares the samples of a prompt. If one generation
+    serves all steps, each rank has its part of every step.
     """
     steps, generator = [*map(np.concatenate, shares(job))], np.random.default_rng(0)
     for attempt in range(1 + ATTEMPTS if gives_advantages(job) else 1):
@@ -92,7 +92,7 @@ def _rows(
 
 
 def _fits(job: Job, rows: list[list[int]], parts: int) -> bool:
-    """Whether rows divide by ranks, and no row has samples of two steps."""
+    """Whether the number of rows suits the ranks, and no row has samples of two steps."""
     if job.layout.format == "bshd":
         return len(rows) % job.layout.dp == 0 and len(rows) >= parts
     ends = np.cumsum([step.size for step in job.steps])

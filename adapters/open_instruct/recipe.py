@@ -21,19 +21,19 @@ SET_BY_SCRIPT = {
     "max_grad_norm": 1.0,
     "per_device_train_batch_size": 1,
 }
-"""Defaults that ``grpo_fast.py`` has, where it is run as a script, instead of its fields' own."""
+"""Defaults of ``grpo_fast.py`` as a script, which differ from the defaults of its fields."""
 
 OF_SCRIPT = ("TokenizerConfig", "ModelConfig", "EnvsConfig")
-"""The dataclasses that it reads besides those of a step and of its data."""
+"""The dataclasses that the script reads besides the options of a step and of its data."""
 
 LEAST = ("--model_name_or_path", "a_model")
-"""What every recipe has."""
+"""The words that every recipe must have."""
 
 SIZES = frozenset({"num_learners_per_node", "sequence_parallel_size", "num_unique_prompts_rollout"})
 
 
 def read(adapter: OpenInstructAdapter, typed: Typed) -> Recipe:
-    """What open-instruct makes of a recipe; raises `RecipeRefused`."""
+    """Read a recipe with open-instruct's own parser; raises `RecipeRefused`."""
     require_words(typed, "open-instruct")
     with refusals_of_recipes():
         values = _values(typed.words)
@@ -54,7 +54,7 @@ def read(adapter: OpenInstructAdapter, typed: Typed) -> Recipe:
         layout=cut(
             grid_of(typed.ranks or sum(values["num_learners_per_node"]), cp),
             samples=samples,
-            # A row at a time is a packed one.
+            # With one row per micro-batch, rows are packed by tokens.
             rows=None if rows == 1 else rows,
             is_packed=rows == 1,
             options=tuple(one for one, is_on in options.items() if is_on),

@@ -43,7 +43,7 @@ class OpenRLHFAdapter(OnRayAndDeepSpeed):
         model.put_the_seams_in()
 
     def describe(self) -> Description:
-        """Describe OpenRLHF; before 0.11.2 it did not log what corrections drop."""
+        """Describe OpenRLHF; before 0.11.2 it did not log the tokens dropped by corrections."""
         logged = {*OPENRLHF.metrics} - (set() if importing.knows(LEVEL) else {Metric.REJECTED})
         return OPENRLHF.description(
             importing.offers,

@@ -48,17 +48,17 @@ if TYPE_CHECKING:
 
     Values = Sequence[NDArray[np.float64]]
 
-LEARNING_STEPS = 100  # of the schedule of a learning rate that is always 0
+LEARNING_STEPS = 100  # length of the learning-rate schedule; the rate is 0
 
 
 class Session:
-    """OpenRLHF's arguments and actors for a job, made anew for each."""
+    """OpenRLHF's arguments and actors, created for each job."""
 
     def __init__(self, batch: ProbedBatch, job: Job, rank: Rank) -> None:
         self._batch, self._job, self._rank = batch, job, rank
         settings = OPENRLHF.settings(job)
         self._args, self._is_corrected = importing.parsed(settings), LEVEL in settings
-        # OpenRLHF sets it where sequences are split, and never back in a process.
+        # OpenRLHF sets this group if sequences are split, and never resets it in a process.
         module("models.ring_attn_utils").set_ring_attn_group(None)
         forget_engines()
         capacity = probe_capacity(batch.probe_size + 1)
@@ -72,7 +72,7 @@ class Session:
         self.trained = made[trained_model(job, "actor")]
 
     def train_short_batch(self) -> None:
-        """Train on a micro-batch of each rank, which fill no train batch."""
+        """Train on one micro-batch per rank, too few samples for a train batch."""
         self.train(
             range(self._job.layout.dp * importing.value(self._args, "--train.micro_batch_size"))
         )
@@ -85,7 +85,7 @@ class Session:
         return gradients[-(len(gradients) // epochs) :], passes[-(len(passes) // epochs) :]
 
     def train(self, samples: range) -> Mapping[str, Any]:
-        """Train on samples as a batch of rollouts; returns what is logged, by OpenRLHF's names."""
+        """Train on samples as a batch of rollouts; returns the log, by OpenRLHF's names."""
         rollouts = OpenRLHFRollouts(self._batch, self._job, samples, self._is_corrected)
         with cuda_on_cpu.redirected():
             trainer = self._trainer(rollouts)
@@ -93,10 +93,10 @@ class Session:
         return {**status, "kl_ctl": trainer.kl_ctl.value}
 
     def reported(self, logged: Mapping[str, Any]) -> dict[Metric, tuple[float | None, ...]]:
-        """The metrics of a batch of rollouts that was trained on, and of each of its steps.
+        """The metrics of a trained batch of rollouts, and of each of its steps.
 
-        OpenRLHF logs one mean over all steps of a batch: if there are several, each is trained on
-        once more, as a batch of its own.
+        OpenRLHF logs one mean over all steps of a batch. If there are several steps, each is
+        trained once more, as a separate batch.
         """
         sizes = np.cumsum([0, *(step.size for step in self._job.steps)]).tolist()
         several = [range(*ends) for ends in pairwise(sizes)] if len(self._job.steps) > 1 else []
@@ -124,7 +124,7 @@ class Session:
 
     @property
     def _never_computed(self) -> set[Metric]:
-        """Divergences that are logged as 0 where there is no such term."""
+        """Metrics of divergences that OpenRLHF logs as 0 because the job has no such term."""
         computed = {
             Metric.KL: has_kl_term(self._job),
             Metric.DIVERGENCE: self._job.objective in PENALISING,
@@ -134,7 +134,7 @@ class Session:
 
 
 def _give_advantages(maker: Any, rollouts: OpenRLHFRollouts) -> None:
-    """Replace OpenRLHF's advantages, which it would compute token by token, by ours."""
+    """Replace OpenRLHF's advantages by ours, and skip its slow loop over tokens."""
     compute = maker.compute_advantages_and_returns
     maker.get_cumulative_returns = lambda rewards, *_: rewards
     maker.get_advantages_and_returns = lambda values, rewards, *_: (rewards, rewards)
@@ -143,7 +143,7 @@ def _give_advantages(maker: Any, rollouts: OpenRLHFRollouts) -> None:
 
 @dataclass(frozen=True, eq=False)
 class TrainedActor:
-    """An actor of OpenRLHF, the gradients of its optimizer's steps and its forward passes."""
+    """An actor of OpenRLHF, with the gradients of its optimizer's steps and its forward passes."""
 
     actor: Any
     gradients: Records[NDArray[np.float32]]
@@ -177,9 +177,9 @@ def critic(args: Any, capacity: int) -> TrainedActor:
 
 
 def _initialised(args: Any, path: str, name: str, *more: Any, **replaced: Any) -> Any:
-    """An actor of the class that Ray would start a process of, initialised by itself.
+    """An actor that has initialised itself, of the class from which Ray would start a process.
 
-    It has a strategy of its own, as Ray sends each actor a copy.
+    It has its own strategy object, because Ray would send each actor a copy.
     """
     home = module(path)
     made = object.__new__(getattr(home, name).__ray_metadata__.modified_class)
@@ -196,7 +196,7 @@ def _observed(actor: Any, engine: Any, passes: ForwardPasses) -> TrainedActor:
 
 @dataclass(frozen=True, eq=False)
 class Handle:
-    """Ray's handle of one actor; ``actor`` is None if it is another rank's, or never trained.
+    """A stub of Ray's handle of an actor; ``actor`` is None on other ranks, or if never trained.
 
     Every rank runs the trainer, so that all of them call an actor's collectives at the same time.
     """
@@ -217,7 +217,7 @@ class Handle:
 
 
 def group(role: str, actor: Any, rollouts: OpenRLHFRollouts, rank: int) -> Any:
-    """OpenRLHF's group of the actors of all ranks; it can only call this rank's."""
+    """OpenRLHF's group of all ranks' actors, which calls only this rank's actor."""
     layout = rollouts.job.layout
     made = object.__new__(module("trainer.ray.launcher").RayActorGroup)
     made.duplicate_actors = layout.cp
@@ -231,7 +231,7 @@ def group(role: str, actor: Any, rollouts: OpenRLHFRollouts, rank: int) -> Any:
 
 
 def _call_in_steps(call: Any, rollouts: OpenRLHFRollouts, method_name: str, **data: Any) -> Any:
-    """Call a method of all actors, whose experiences are dealt to them step by step."""
+    """Call a method of all actors, distributing experiences step by step."""
     if method_name == "append":
         data = {"experience": _dealt(data["experience"], rollouts)}
     return call(method_name, **data)
@@ -252,16 +252,16 @@ def _dealt(experiences: Sequence[Any], rollouts: OpenRLHFRollouts) -> list[Any]:
 
 @dataclass(frozen=True, eq=False)
 class OpenRLHFRollouts:
-    """The ``samples`` of a batch, by index, as rollout engines answer them."""
+    """The ``samples`` of a batch, by index, in the form of a rollout engine's responses."""
 
     batch: ProbedBatch
     job: Job
     samples: range
     are_corrected: bool
-    """Whether the rollout policy's log-probabilities are compared with the old one's."""
+    """Whether the rollout policy's log-probabilities are compared with the old policy's."""
 
     def experiences(self) -> list[Any]:
-        """One of each sample, as OpenRLHF's generator makes it of an engine's answer."""
+        """One experience per sample, made by OpenRLHF's generator from an engine's response."""
         generator_class = module("trainer.ppo_utils.samples_generator").SamplesGenerator
         generator = object.__new__(generator_class)
         return [
@@ -272,7 +272,7 @@ class OpenRLHFRollouts:
         ]
 
     def answers(self, role: str, data: dict[str, Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """A model's output for sequences: 0 where a token is not active, as in OpenRLHF."""
+        """A model's outputs for sequences; 0 for inactive tokens, as in OpenRLHF."""
         values = {
             "actor": self.batch.old_log_probs,
             "reference": self.batch.reference_log_probs,
@@ -282,11 +282,14 @@ class OpenRLHFRollouts:
         return [self.laid_out(values[role], ids) * mask.float() for ids, mask in pairs]
 
     def laid_out(self, values: Values, sequences: torch.Tensor) -> torch.Tensor:
-        """Values of response tokens where they are predicted, 0 elsewhere: [rows, width - 1]."""
+        """Values of response tokens at the positions predicting them, else 0: [rows, width - 1]."""
         return token_table(self.batch, values)[sequences[:, 1:]]
 
     def given(self, experiences: Sequence[Any]) -> Sequence[Any]:
-        """The experiences with our advantages; OpenRLHF's critic has half of the squared error."""
+        """The experiences with our advantages and, for a critic, our returns.
+
+        Returns are doubled because OpenRLHF's critic loss is half of the squared error.
+        """
         for experience in experiences:
             experience.advantages = self.laid_out(self.batch.advantages, experience.sequences)
             if self.job.objective in OF_CRITIC:
@@ -295,7 +298,7 @@ class OpenRLHFRollouts:
         return experiences
 
     def _response(self, index: int) -> dict[str, Any]:
-        """A sample as a rollout engine answers: active tokens are ranges of actions."""
+        """A sample as a rollout engine returns it: active tokens are ranges of actions."""
         prompt, response = self.batch.prompts[index], self.batch.responses[index]
         active = np.concatenate([np.zeros(len(prompt), bool), self.batch.original_masks[index]])
         log_probs = np.concatenate([np.zeros(len(prompt)), self.batch.rollout_log_probs[index]])

@@ -27,7 +27,7 @@ KIND = "--algo.advantage.is_correction_mode"
 
 
 def train_batch(job: Job) -> int:
-    """The samples of an optimizer step."""
+    """The number of samples of an optimizer step."""
     size, ranks = job.configuration.batch_size or samples_per_step(job.steps), job.layout.dp
     if size % ranks and len(job.steps) > 1:
         raise Unsupported(
@@ -38,7 +38,7 @@ def train_batch(job: Job) -> int:
 
 
 def train_batch_of_one_step(job: Job) -> int:
-    """The same, where a batch comes before that fills no optimizer step."""
+    """The number of samples of an optimizer step that follows a short batch."""
     if len(job.steps) > 1 or job.objective in FROM_REWARDS:
         raise Unsupported(
             "a short batch is looked at before one step, of advantages that are given"
@@ -47,22 +47,22 @@ def train_batch_of_one_step(job: Job) -> int:
 
 
 def micro_batch_size(job: Job) -> int:
-    """The samples of a micro-batch."""
+    """The number of samples of a micro-batch."""
     return largest_micro_batch(job, train_batch(job))
 
 
 def samples(job: Job) -> int:
-    """The samples of a batch of rollouts."""
+    """The number of samples of a batch of rollouts."""
     return sum(step.size for step in job.steps)
 
 
 def prompts(job: Job) -> int:
-    """The prompts of a batch of rollouts."""
+    """The number of prompts of a batch of rollouts."""
     return samples(job) // rollouts_per_prompt(job.steps)
 
 
 def target(job: Job) -> float:
-    """The divergence that an adaptive coefficient is to lead to."""
+    """The target divergence of an adaptive coefficient."""
     return ProbedBatch.of(job).adaptive_coefficient.target
 
 
@@ -77,5 +77,6 @@ OPENRLHF = RecordFile(
     target,
     samples_of_prompt=partial(samples_of_prompt, option="--rollout.n_samples_per_prompt"),
     default_stage=DEFAULT_STAGE,
-    default_bounds=(0.5, 5.0),  # typed all the same: no list, which is what the parser has
+    # typed although equal to the default, which the parser has as a list
+    default_bounds=(0.5, 5.0),
 ).record(PROBED, UNCOMPILED)

@@ -35,17 +35,17 @@ OF_SERVERS = ("vllm", "ring_flash_attn")
 SCRIPT = "cli.train_ppo_ray"
 
 SECTIONS = ("--actor.", "--algo.", "--critic.", "--ds.", "--train.")
-"""Sections of options that a step may depend on."""
+"""Sections with options that a step may depend on."""
 
 OF_OPTIMIZERS = {"adam", "muon"}
-"""Sections within these."""
+"""Sections of optimizers, within `SECTIONS`."""
 
 OLDER_KINDS = {
     ("token", "mask"): "icepop",
     ("token", "clip"): "tis",
     ("seq", "mask"): "seq-mask-tis",
 }
-"""Levels and modes of corrections, by the names of their types before 0.11.2."""
+"""The type that a correction's level and mode had as one option before 0.11.2."""
 
 OLDER_NAMES = {
     "--actor.adam.lr": "--actor_learning_rate",
@@ -61,7 +61,7 @@ OLDER_NAMES = {
     "--train.dynamic_batch_enable": "--use_dynamic_batch",
     "--train.micro_batch_size": "--micro_train_batch_size",
 }
-"""Options by their names before 0.10.2; those of others are the last words of the newer names."""
+"""Names of options before 0.10.2; for options not listed, the last words of the newer name."""
 
 
 def import_openrlhf(source: Path | None) -> None:
@@ -84,13 +84,13 @@ def import_openrlhf(source: Path | None) -> None:
 def parsed(settings: Settings) -> Any:
     """OpenRLHF's arguments, as its own script parses and validates them.
 
-    Raises `Refused` if it declines them.
+    Raises `Refused` if the script declines the arguments.
     """
     received: list[Any] = []
     with refusals():
         _run_script(received.append, *_words(_version_settings(settings)))
     [args] = received
-    # The parser knows two dtypes of 16 bits alone.
+    # The parser accepts only the two 16-bit dtypes.
     setattr(*_place(args, "--ds.param_dtype"), "fp32")
     return args
 
@@ -110,12 +110,12 @@ def defaults() -> dict[str, Any]:
 
 
 def value(args: Any, option: str) -> Any:
-    """The value that an option has in the arguments."""
+    """The value of an option in the arguments."""
     return getattr(*_place(args, option))
 
 
 def _place(args: Any, option: str) -> tuple[Any, str]:
-    """The section of the arguments that an option is in, and its name there."""
+    """The section of the arguments that has an option, and the option's name in it."""
     *sections, name = _options()[_named(option)].dest.split(".")
     return reduce(getattr, sections, args), name
 
@@ -135,14 +135,14 @@ def offers(settings: Settings) -> bool:
 
 
 def default(name: str) -> object:
-    """The value of an option that a user does not set; None if this version lacks it."""
+    """The value of an option that a user does not set; None if this version lacks the option."""
     return CommandLine(_options()).default(_named(name))
 
 
 def option_names() -> Iterator[str]:
     """Yields the options that a gradient may depend on, and their choices.
 
-    It does not depend on those of optimizers.
+    Options of optimizers are left out, because no gradient depends on them.
     """
     yield from CommandLine(_options()).names_and_choices(
         name
@@ -152,7 +152,7 @@ def option_names() -> Iterator[str]:
 
 
 def _version_settings(settings: Settings) -> dict[str, Any]:
-    """Settings as users of this version type them.
+    """Settings by their names in this version.
 
     Before 0.11.2 the only mode was `token-mean`, and other options chose a correction. Before
     0.10.2 options had no sections.
@@ -168,7 +168,7 @@ def _version_settings(settings: Settings) -> dict[str, Any]:
 
 
 def _named(option: str) -> str:
-    """The option by the name that this version has for it, or by its own if there is none."""
+    """An option's name in this version; the name itself if the version lacks the option."""
     words = option.lstrip("-").split(".")
     endings = ("--" + "_".join(words[start:]) for start in range(len(words)))
     names = (option, OLDER_NAMES.get(option, option), *endings)
@@ -177,7 +177,7 @@ def _named(option: str) -> str:
 
 
 def _words(settings: Settings) -> Iterator[str]:
-    """Yields the words of a command line; a switch has no value, and a list or tuple several."""
+    """Yields the words of a command line: none for a switch's value, several for a list's."""
     for name, value in settings.items():
         yield name
         if value is not True:
@@ -202,7 +202,7 @@ def _options() -> Mapping[str, Action]:
 
 
 def _nothing(_: Any) -> None:
-    """Train nothing."""
+    """Do nothing, in place of the script's training function."""
 
 
 def _run_script(train: Callable[[Any], None], *words: str) -> None:
@@ -213,7 +213,7 @@ def _run_script(train: Callable[[Any], None], *words: str) -> None:
 
 @cache
 def _script() -> CodeType:
-    """The script's code without its function that trains."""
+    """The script's code without its training function."""
     script = module(SCRIPT)
     tree = ast.parse(inspect.getsource(script))
     tree.body = [
@@ -226,7 +226,7 @@ def _script() -> CodeType:
 
 @cache
 def _replace_gpu_packages() -> None:
-    # These look for flash_attn and must not find our stand-in.
+    # These packages look for flash_attn and must not find our stub.
     for name in ("transformers.modeling_utils", "peft"):
         importlib.import_module(name)
     STUBBED.extend(stub_missing(OF_SERVERS))
@@ -235,13 +235,13 @@ def _replace_gpu_packages() -> None:
 
 
 def _provide_flash_attn() -> None:
-    """Provide what OpenRLHF imports of flash_attn: packing of rows, and a collective."""
+    """Provide the functions of flash_attn that OpenRLHF imports: packing, and a collective."""
     import torch
     from einops import rearrange
     from torch.distributed.nn import functional
 
     def all_gather(part: torch.Tensor, group: Any) -> torch.Tensor:
-        """The parts of all ranks, one after another; gradients are summed over ranks."""
+        """The parts of all ranks, concatenated; gradients are summed over ranks."""
         return torch.cat(functional.all_gather(part.contiguous(), group))
 
     worlds.sum_gradients_of_all_gather()

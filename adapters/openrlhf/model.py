@@ -1,4 +1,4 @@
-"""Models that are nothing but the probe, and the seams in OpenRLHF's own code."""
+"""Models that consist of the probe, and the patches of OpenRLHF's own code."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from adapters.toolkit.probe import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
+SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
 USERS_OF_RAY = (
     "trainer.ppo_trainer",
     "trainer.ppo_utils.experience_maker",
     "trainer.ray.launcher",
 )
-"""Modules that hand data to Ray's processes and wait for answers."""
+"""Modules that send data to Ray's processes and wait for results."""
 
 
 def actor(capacity: int, passes: ForwardPasses, args: Any) -> Any:
@@ -59,7 +59,7 @@ def critic(capacity: int, passes: ForwardPasses, args: Any) -> Any:
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> Any:
-    """The only token's logits, in any rows; DeepSpeed hooks its backward pass to all outputs."""
+    """The only token's logits, with the probe in their graph, as DeepSpeed hooks all outputs."""
     SEAM.probe, SEAM.predicted = probe, input_ids + 1
     logits: Any = 0.0 * probe[SEAM.predicted].unsqueeze(-1)
     if SEAM.has_router:
@@ -68,14 +68,14 @@ def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> Any:
 
 
 def _hidden_states(input_ids: torch.Tensor, probe: torch.Tensor) -> BaseModelOutput:
-    """The probe's entries of the next tokens."""
+    """Hidden states: the probe's entries of the next tokens."""
     hidden: Any = probe[input_ids + 1].unsqueeze(-1)
     return BaseModelOutput(last_hidden_state=hidden)
 
 
 @cache
 def put_the_seams_in() -> None:
-    """Once in a process: Ray's calls, the order of rows, the optimizer and the model's outputs."""
+    """Patch Ray's calls, data loaders, the optimizer and functions of logits, once in a process."""
     calls = SimpleNamespace(get=lambda references: references, put=lambda value: value)
     for path in USERS_OF_RAY:
         module(path).ray = calls
@@ -94,15 +94,15 @@ def put_the_seams_in() -> None:
         return config
 
     strategy.get_train_ds_config = config_with_torch_adam
-    if hasattr(strategy, "FusedAdam"):  # before 0.10.2, which made its optimizer itself
+    if hasattr(strategy, "FusedAdam"):  # versions before 0.10.2 make the optimizer themselves
         strategy.FusedAdam = _torch_adam
 
 
 def _torch_adam(groups: Sequence[dict[str, Any]], **options: Any) -> torch.optim.AdamW:
-    """Torch's AdamW, without the groups that have none of our model's parameters."""
+    """Torch's AdamW, without groups that are empty because our model lacks their parameters."""
     return torch.optim.AdamW([group for group in groups if group["params"]], **options)
 
 
 def _ordered_loader(loader: Any, *args: Any, shuffle: bool = False, **options: Any) -> Any:
-    """A loader of rows in their order."""
+    """A data loader that does not shuffle rows."""
     return loader(*args, shuffle=False, **options)

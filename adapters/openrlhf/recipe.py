@@ -25,7 +25,7 @@ RING = "--ds.ring_attn_size"
 
 
 def read(adapter: OpenRLHFAdapter, typed: Typed) -> Recipe:
-    """What OpenRLHF makes of a recipe; raises `RecipeRefused`."""
+    """Read a recipe with OpenRLHF's own script; raises `RecipeRefused`."""
     require_words(typed, "OpenRLHF")
     with refusals_of_recipes():
         values = importing.values(typed.words)

@@ -50,7 +50,7 @@ class PrimeRLAdapter(Adapter):
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train the steps of the batch as the first of one run of the trainer."""
+        """Train the steps of the batch as the first steps of one run of the trainer."""
         from adapters.prime_rl.driving import PrimeRLTraining
         from adapters.prime_rl.rollouts import FIRST_ID, PrimeRLRollouts
         from adapters.toolkit.probe import probe_capacity

@@ -1,4 +1,4 @@
-"""prime-rl's trainer, run on every rank: `train()` takes packed micro-batches to the last step."""
+"""prime-rl's trainer, run on every rank: `train()` takes packed micro-batches for all steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class PrimeRLTraining:
-    """One run of the trainer, and what was read off it."""
+    """One run of the trainer, with its gradients, forward passes and logs."""
 
     def __init__(
         self, settings: Settings, rollouts: PrimeRLRollouts, capacity: int, rank: Rank
@@ -52,7 +52,7 @@ class PrimeRLTraining:
 
     @contextmanager
     def _replaced(self, capacity: int, head: Callable[..., Any]) -> Iterator[None]:
-        """Let the trainer make our model, tell its optimizer, and start nothing outside a step."""
+        """Let the trainer make our model, give us its optimizer, and start no services."""
         trainer = module("trainer.rl.train")
         real = trainer.setup_optimizer
 
@@ -78,7 +78,7 @@ class PrimeRLTraining:
             yield
 
     def _parallel_dims(self, make: Any) -> Any:
-        """Makes the process groups of a world once for all of its jobs."""
+        """A cached version of ``make``: process groups are made once for all jobs of a world."""
 
         def cached(config: Any) -> Any:
             key = "parallel_dims", config.cp, config.dp_replicate
@@ -107,8 +107,8 @@ WITHOUT_SERVICES: dict[str, Any] = {
     ),
     "clip_grad_norm_": lambda *_, **__: torch.zeros(()),
 }
-"""Functions of the trainer's module: the world is there, speed is not looked at, and no gradient is
-clipped."""
+"""Stubs of the trainer's functions: the world exists already, speed is not measured, and gradients
+are not clipped."""
 
 WITHOUT_GPU: dict[str, Any] = {
     "reset_peak_memory_stats": nothing,
@@ -117,14 +117,14 @@ WITHOUT_GPU: dict[str, Any] = {
 
 
 ONLY_RUN = SimpleNamespace(max_runs=1, used_idxs=(), synchronize_state=nothing)
-"""Stub of the manager of runs, which have no configuration or adapter of their own."""
+"""A stub of the manager of runs, without configurations or LoRA adapters of single runs."""
 
 PACKER = SimpleNamespace(pack=nothing, _arm_watchdog=nothing, _disarm_watchdog=nothing)
-"""Stands for the packer on the first rank: micro-batches are packed and sent already."""
+"""A stub of the first rank's packer, because micro-batches are packed and sent already."""
 
 
 class MonitorLog:
-    """Keeps what is logged, as the trainer's monitor does."""
+    """Keeps the logged metrics, in place of the trainer's monitor."""
 
     def __init__(self) -> None:
         self.history: list[dict[str, Any]] = []
@@ -135,10 +135,10 @@ class MonitorLog:
 
 
 def _older_trainer_patches(log: MonitorLog) -> Iterator[tuple[Any, dict[str, Any]]]:
-    """Yields modules, each with the replacements of attributes that some versions have.
+    """Yields modules with replacements of attributes that only some versions have.
 
     Before August 2026 the trainer served several runs and packed their samples, and before August
-    15 it made its monitor itself.
+    15 it created its monitor itself.
     """
     of_trainer: dict[str, Any] = {
         "build_bin_cost": lambda _: sum,
@@ -158,7 +158,7 @@ def _older_trainer_patches(log: MonitorLog) -> Iterator[tuple[Any, dict[str, Any
 
 @contextmanager
 def _fresh_process() -> Iterator[None]:
-    """Forget the world and the monitors of a trainer that ran before, and its logger at the end."""
+    """Reset the world and the monitors of an earlier trainer, and at the end the logger."""
     module("trainer.world").reset_world()
     if hasattr(module("trainer.rl.train"), "monitors"):
         module("monitors").MONITORS.clear()
@@ -169,7 +169,7 @@ def _fresh_process() -> Iterator[None]:
 
 
 def _logged(file: Path) -> list[dict[str, float]]:
-    """All that the file monitor has written, which is on the first rank alone."""
+    """All metrics that the file monitor has written; only the first rank has a file."""
     return [*map(json.loads, file.read_text("utf-8").splitlines())] if file.exists() else []
 
 
@@ -184,7 +184,7 @@ def _step_logs(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 def setup_model(
     capacity: int, passes: ForwardPasses, dtype: str, head: Callable[..., Any]
 ) -> Callable[..., ProbedTransformer]:
-    """Stands for prime-rl's function of this name: the probe in place of a checkpoint."""
+    """A stub of prime-rl's `setup_model`, which makes the probe instead of loading a checkpoint."""
 
     def setup(config: Any, parallel_dims: Any, *_: object) -> ProbedTransformer:
         of_model = SimpleNamespace(vocab_size=capacity, tie_word_embeddings=True)
@@ -199,13 +199,13 @@ def setup_model(
 
 
 def _dtype_policy(models: Any, dtype: str) -> Callable[..., Any]:
-    """FSDP2's policy with parameters in a dtype; prime-rl computes in bfloat16 alone."""
+    """FSDP2's mixed-precision policy with this dtype instead of prime-rl's fixed bfloat16."""
     policy = models.MixedPrecisionPolicy
     return lambda **options: policy(**options | {"param_dtype": getattr(torch, dtype)})
 
 
 def policy_gradient(inputs: Any) -> Any:
-    """A loss that a user adds: the policy gradient of a sample, without ratios.
+    """A user's custom loss: the policy gradient of a sample, without ratios.
 
     It is a sum over tokens, by the interface that prime-rl documents.
     """

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 CONFIGS = "configs.trainer"
 
 ROOTS = ("src", "packages/prime-rl-configs/src")
-"""Folders of the repository that its package is imported from: the trainer, and configurations."""
+"""Folders of the repository from which the trainer and the configurations are imported."""
 
-STUBBED: list[str] = []  # what `import_prime_rl` stubbed in this process
+STUBBED: list[str] = []  # packages that `import_prime_rl` stubbed in this process
 
 
 def import_prime_rl(source: Path | None) -> None:
@@ -43,7 +43,7 @@ def module(path: str) -> Any:
 
 
 def transport(name: str) -> Any:
-    """A module of the transport of rollouts, which August 2026 has moved."""
+    """A module of the transport of rollouts, which was moved in August 2026."""
     try:
         return module(f"transports.rollouts.{name}")
     except ModuleNotFoundError:
@@ -51,23 +51,23 @@ def transport(name: str) -> Any:
 
 
 def has_streams() -> bool:
-    """Whether samples have advantages and weights of tokens, as since July 2026."""
+    """Whether samples have per-token advantages and weights, as since July 2026."""
     return "advantages" in transport("types").TrainingSample.__struct_fields__
 
 
 SCORED = ("grpo", "max_rl")
-"""Algorithms that compute advantages, which are looked at."""
+"""Algorithms whose computation of advantages is checked."""
 
 
 def algorithms() -> Any:
-    """The orchestrator's classes of algorithms by type; empty in versions that have none."""
+    """The orchestrator's classes of algorithms by type; empty in versions without such classes."""
     return found("prime_rl.orchestrator.algo:ALGORITHM_CLASSES") or {}
 
 
 def advantages_config(kind: str) -> Any:
-    """The configuration of an algorithm by its type, which has its defaults.
+    """The configuration of an algorithm, by type, with default values.
 
-    Before June 27, 2026, there was that of `grpo` alone, by another name.
+    Before June 27, 2026, only `grpo` had a configuration, under another name.
     """
     from pydantic import TypeAdapter
 
@@ -80,7 +80,7 @@ def advantages_config(kind: str) -> Any:
 
 
 def configured(settings: Settings) -> Any:
-    """The trainer's configuration, as validated; without what it alone does not read.
+    """The trainer's validated configuration, without options of the orchestrator.
 
     Raises `ValidationError` for an option or a value that this version lacks.
     """
@@ -104,7 +104,7 @@ def offers(settings: Settings) -> bool:
 
 
 def default(name: str) -> object:
-    """The value of an option that a user does not set; None if this version lacks it."""
+    """The value of an option that a user does not set; None if this version lacks the option."""
     found: Any = module(CONFIGS).TrainerConfig()
     for part in name.split("."):
         found = getattr(found, part, None)
@@ -128,26 +128,26 @@ def _section_options(section: str, kind: Any) -> Iterator[str]:
 
 
 def _no_clipping() -> float | None:
-    """The largest norm of a gradient that is not clipped; before April 2026 there had to be one."""
+    """The option's value for no clipping of gradients: infinity before April 2026, then None."""
     largest = module(CONFIGS).AdamWConfig.model_fields["max_norm"]
     return None if type(None) in get_args(largest.annotation) else math.inf
 
 
 def _supported(kind: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a class of configurations has."""
+    """The settings whose options a class of configurations has."""
     return {name: value for name, value in settings.items() if name in kind.model_fields}
 
 
 @cache
 def _prepare() -> None:
-    """Stub what no training step of ours enters, and let code for CUDA run on the CPU."""
+    """Stub packages that no training step enters, and let CUDA code run on the CPU."""
     from adapters.toolkit import cuda_on_cpu, worlds
 
     cuda_on_cpu.install()
-    sys.modules.setdefault("tomli", tomllib)  # which is its name in Python
+    sys.modules.setdefault("tomli", tomllib)  # tomllib is tomli in the standard library
     worlds.sum_gradients_of_all_gather()
     STUBBED.extend(stub_imports("adapters.prime_rl"))
-    if "verifiers" in STUBBED:  # versions since June 2026 have classes that are generic in these
+    if "verifiers" in STUBBED:  # versions since June 2026 have generic classes over these
         task: Any = importlib.import_module("verifiers.v1.task")
         task.DataT, task.TaskT = TypeVar("DataT"), TypeVar("TaskT")
 

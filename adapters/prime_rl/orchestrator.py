@@ -1,4 +1,4 @@
-"""Advantages from rewards, by the call that the orchestrator makes when a group is complete."""
+"""Advantages from rewards, by the function that the orchestrator calls for a complete group."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 Turn = tuple[Any, "NDArray[np.int64]", "NDArray[np.bool_]"]
-"""A training sample, its response and the mask of it."""
+"""A training sample, its response and the response's mask."""
 
 
 def finished(turns: Sequence[Turn], reward: float) -> Any:
-    """A rollout with a sample of each turn, and all that versions ask a rollout or its trace for.
+    """A rollout with a sample for each turn, and all attributes that any version reads.
 
-    Before June 2026 a rollout was a dictionary, which later ones keep as ``raw``.
+    Before June 2026 a rollout was a dictionary; later versions keep the dictionary as ``raw``.
     """
     samples, responses, masks = zip(*turns, strict=True)
     tokens = sum(map(len, responses))
@@ -61,7 +61,7 @@ def finished(turns: Sequence[Turn], reward: float) -> Any:
 
 
 def score(group: Sequence[Any], kind: str, seq_len: int) -> None:
-    """Let the orchestrator compare the rewards of a group's rollouts; each keeps its advantage."""
+    """Let the orchestrator compare a group's rewards and set the advantage of each rollout."""
     by = _score_by_algorithm if algorithms() else _score_by_function
     by(group, advantages_config(kind), seq_len)
 
@@ -71,7 +71,8 @@ def _score_by_algorithm(group: Sequence[Any], config: Any, seq_len: int) -> None
     algorithm = call_supported(
         algo.build_algorithm, config, None, renderer=None, max_seq_len=seq_len
     )
-    if found("prime_rl.orchestrator.algo:Algorithm.finalize_episode"):  # since August 21, 2026
+    # in versions since August 21, 2026
+    if found("prime_rl.orchestrator.algo:Algorithm.finalize_episode"):
         scoring = algorithm.finalize_group([SimpleNamespace(traces=[one]) for one in group])
     elif hasattr(algorithm, "finalize_group"):
         scoring = algorithm.finalize_group(group)
@@ -81,7 +82,7 @@ def _score_by_algorithm(group: Sequence[Any], config: Any, seq_len: int) -> None
 
 
 def _score_by_function(group: Sequence[Any], config: Any, seq_len: int) -> None:
-    """The same in versions before June 27, 2026, where rollouts have one advantage."""
+    """Score a group in versions before June 27, 2026, where rollouts have one advantage."""
     home = module("orchestrator.advantage")
     if hasattr(home, "assign_advantages"):
         function = call_supported(home.setup_advantage_fn, config, max_seq_len=seq_len)
@@ -103,7 +104,7 @@ def _score_by_function(group: Sequence[Any], config: Any, seq_len: int) -> None:
 
 
 def advantages(rollout: Any) -> Iterator[NDArray[np.float64]]:
-    """Yields the advantages of each sample's tokens, 0 at masked ones, of a scored rollout."""
+    """Yields token advantages of each sample of a scored rollout; masked tokens have 0."""
     for node, sample in zip(rollout.nodes, rollout.samples, strict=True):
         values, mask = np.zeros(len(node.mask)), np.array(node.mask)
         if node.advantages is not None:

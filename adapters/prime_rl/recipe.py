@@ -1,4 +1,4 @@
-"""Reads a recipe of prime-rl: a file and words as of its command ``rl``."""
+"""Reads a recipe of prime-rl: a file and the words of its command ``rl``."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ OF_ORCHESTRATOR = {
     **dict.fromkeys(("seq_len", "batch_size", "token_batch_size", "group_size"), True),
     "train": {"filter_zero_advantages"},
 }
-"""What the record names of the orchestrator, besides its algorithm."""
+"""The orchestrator's options that the record has, besides its algorithm."""
 
 SIZES = frozenset({"model.cp", "orchestrator.group_size", "orchestrator.token_batch_size"})
 
 
 def read(adapter: PrimeRLAdapter, typed: Typed) -> Recipe:
-    """What prime-rl makes of a recipe; raises `RecipeRefused`."""
+    """Read a recipe with prime-rl's own configuration; raises `RecipeRefused`."""
     with refusals_of_recipes(), _without_environments():
         kind = module("configs.rl").RLConfig
         of_file = ["@", str(typed.file)] if typed.file else []
@@ -56,21 +56,21 @@ def read(adapter: PrimeRLAdapter, typed: Typed) -> Recipe:
 
 
 def _options(replicas: int, dp: int) -> tuple[Option, ...]:
-    """How parameters are sharded."""
+    """The layout option of the way in which parameters are sharded."""
     if replicas == 1:
         return ()
     return (Option.NOT_SHARDED if replicas == dp else Option.HYBRID_SHARDING,)
 
 
 def _training_ranks(deployment: Any) -> int:
-    """The GPUs of a run without those of inference."""
+    """The number of GPUs of a run, without GPUs of inference."""
     if deployment.type == "single_node":
         return int(deployment.num_train_gpus)
     return int(deployment.num_train_nodes * deployment.gpus_per_node)
 
 
 def _values(config: Any) -> dict[str, Any]:
-    """All options by the names of the record; algorithms of all environments are one text."""
+    """All options by their names in the record; algorithms of all environments are one string."""
     orchestrator = config.orchestrator
     types = dict.fromkeys(one.algo.type for one in orchestrator.train.source)
     return {
@@ -81,7 +81,7 @@ def _values(config: Any) -> dict[str, Any]:
 
 
 def _without_environments() -> Any:
-    """Take environments and renderers out of a recipe, unless the package is there to read them."""
+    """Remove environments and renderers from recipes if the package that reads them is missing."""
     shared, orchestrator = module("configs.rl"), module("configs.orchestrator")
     if not is_stub(orchestrator.vf):
         return mock.patch.multiple(shared)

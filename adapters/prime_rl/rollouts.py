@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from adapters.contract.batch.probed_batch import ProbedBatch
 
 FIRST_ID = 1
-"""Token ids are raised by it: prime-rl pads with 1, which is then no token of a sample."""
+"""The number added to all token ids, because prime-rl pads with id 1."""
 
 COMPONENTS = {
     Objective.SFT: ("ce_weights", 1.0),
     Objective.KL: ("ref_kl_weights", KL_COEFFICIENT),
 }
-"""Components of the loss other than that of RL: their streams, and the weight of active tokens."""
+"""Components of the loss other than the RL component: the stream of weights, and the weight of
+active tokens."""
 
 
 class PrimeRLRollouts:
@@ -48,20 +49,20 @@ class PrimeRLRollouts:
         self._grids = [self._packed(samples) for samples in self._samples_of_steps()]
 
     def send(self, folder: Path) -> None:
-        """Write the micro-batches to where the trainer's ranks read them."""
+        """Write the micro-batches to the folder from which the trainer's ranks read them."""
         first_step = module("trainer.rl.train").Progress().step
         sender = transport("filesystem").FileSystemMicroBatchSender(
             folder, self._job.layout.dp, first_step
         )
         for grid in self._grids:
             sending = sender.send(grid)
-            if sending is not None:  # versions before August 2026 have sent it
+            if sending is not None:  # in versions before August 2026, they are sent already
                 asyncio.run(sending)
 
     def are_samples(self, dp_rank: int) -> list[bool]:
-        """For each micro-batch of a rank in turn, whether it holds samples.
+        """Whether each micro-batch of a rank, in order, holds samples.
 
-        Others fill up ranks: they are copies of a micro-batch in which no token is trained.
+        The other micro-batches are padding: copies in which no token is trained.
         """
         return [
             (dp_rank, index) == originals[micro_batch.input_ids[0]]
@@ -72,7 +73,7 @@ class PrimeRLRollouts:
 
     @property
     def head(self) -> Callable[..., Any]:
-        """The model's logits, which have the log-probabilities of tokens."""
+        """The function that makes the model's logits, with the tokens' log-probabilities."""
         if self._job.objective not in OF_LOG_PROBS:
             return logits_head
         return probable_head(self._batch.log_prob_table, FIRST_ID)
@@ -86,9 +87,9 @@ class PrimeRLRollouts:
             yield [next(samples) for _ in range(step.size)]
 
     def _sample(self, index: int, signal: Mapping[str, NDArray[np.float64]]) -> Any:
-        """A prompt and its response, in one part or in the two that they were before July 2026.
+        """A prompt and its response; as one sequence, and as the two sequences of before July 2026.
 
-        Masks and log-probabilities of one part cover both.
+        Masks and log-probabilities of the one sequence cover prompt and response.
         """
         batch, prompt = self._batch, self._batch.prompts[index] + FIRST_ID
         response, mask = batch.responses[index] + FIRST_ID, batch.original_masks[index]
@@ -115,14 +116,14 @@ class PrimeRLRollouts:
         )
 
     def _log_probs(self, index: int) -> NDArray[np.float64]:
-        """Log-probabilities of the rollout policy, which was sure of the tokens to reject."""
+        """Log-probabilities of the rollout policy, 0 for the tokens to reject."""
         if self._job.objective in OF_LOG_PROBS:
             return self._batch.rollout_log_probs[index]
         rejected = self._batch.rollout_log_probs[index] != self._batch.old_log_probs[index]
         return np.where(rejected, 0.0, self._batch.old_log_probs[index] - CERTAIN_LOGIT)
 
     def _signal(self, index: int) -> dict[str, NDArray[np.float64]]:
-        """The training signal of tokens: advantages, or the stream of another component."""
+        """The training signal of tokens: advantages, or weights of another loss component."""
         if self._job.objective not in COMPONENTS:
             return {"advantages": self._advantages[index]}
         name, weight = COMPONENTS[self._job.objective]
@@ -133,7 +134,7 @@ class PrimeRLRollouts:
         return streams
 
     def _scored(self) -> list[NDArray[np.float64]]:
-        """The advantages of tokens by the orchestrator, which compares the rewards of a prompt."""
+        """Token advantages from the orchestrator, which compares the rewards of a prompt."""
         kind = str(PRIME_RL.settings(self._job)["orchestrator.algo.type"])
         found: dict[int, NDArray[np.float64]] = {}
         for rollouts in self._rollouts_of_groups():
@@ -144,7 +145,7 @@ class PrimeRLRollouts:
         return [found[index] for index in sorted(found)]
 
     def _rollouts_of_groups(self) -> Iterator[list[list[int]]]:
-        """Yields the samples of each rollout of a prompt, for one prompt after another."""
+        """Yields, for each prompt, the samples of each of its rollouts."""
         groups: defaultdict[int, defaultdict[int, list[int]]] = defaultdict(
             lambda: defaultdict(list)
         )
@@ -154,7 +155,7 @@ class PrimeRLRollouts:
         yield from ([*rollouts.values()] for rollouts in groups.values())
 
     def _finished(self, samples: Sequence[int]) -> Any:
-        """A rollout as it comes back from its environment; raises `Unsupported`."""
+        """A rollout in the form in which environments return it; raises `Unsupported`."""
         batch = self._batch
         if len({float(batch.rewards[index]) for index in samples}) > 1:
             raise Unsupported("a rollout has one reward for all of its samples")
@@ -167,7 +168,7 @@ class PrimeRLRollouts:
         return orchestrator.finished(turns, float(batch.rewards[samples[0]]))
 
     def _packed(self, samples: list[Any]) -> list[list[Any]]:
-        """The micro-batches of each rank, as prime-rl's packer has them made."""
+        """The micro-batches of each rank, made by the function that prime-rl's packer calls."""
         packing, layout = module("trainer.batch"), self._job.layout
         made = call_supported(
             packing.prepare_batch,
@@ -182,7 +183,7 @@ class PrimeRLRollouts:
         return made if has_streams() else self._assign_advantages(made)
 
     def _assign_advantages(self, grid: list[list[Any]]) -> list[list[Any]]:
-        """The same micro-batches, with token advantages instead of sample advantages."""
+        """Replace the micro-batches' sample advantages by token advantages."""
         advantages = np.zeros(self._batch.probe_size + FIRST_ID)
         ids = np.concatenate(self._batch.responses) + FIRST_ID
         advantages[ids] = np.concatenate(self._advantages)
@@ -192,7 +193,7 @@ class PrimeRLRollouts:
 
 
 def _originals(grid: list[list[Any]]) -> dict[int, tuple[int, int]]:
-    """The rank and index of each micro-batch that is no copy, by its first token."""
+    """The rank and index of each micro-batch that is not a copy, by its first token."""
     placed = [
         (any(micro_batch.loss_mask), micro_batch.input_ids[0], (dp_rank, index))
         for dp_rank, micro_batches in enumerate(grid)

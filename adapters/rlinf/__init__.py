@@ -1,4 +1,4 @@
-"""Adapters of RLinf/RLinf, one for each of its strategies of FSDP."""
+"""Adapters of RLinf/RLinf, one for each of its FSDP strategies."""
 
 from adapters.rlinf.adapter import RlinfFsdp2Adapter, RlinfFsdpAdapter
 

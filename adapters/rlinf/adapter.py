@@ -51,7 +51,7 @@ class RlinfFsdpAdapter(OnFsdp, InOneRun):
         )
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
-        """One call of the actor, whose mini-batches are the steps."""
+        """One training call of the actor, whose mini-batches are the steps."""
         from adapters.rlinf.driving import RlinfActor, train
         from adapters.rlinf.embodied import EmbodiedActor
 
@@ -59,7 +59,7 @@ class RlinfFsdpAdapter(OnFsdp, InOneRun):
         return train(kind, self.engine, job, batch, settings, rank)
 
     def reported(self, job: Job, done: Any) -> dict[Metric, tuple[float | None, ...]]:
-        """The metrics of rollouts, and those of each step."""
+        """The metrics of rollouts and of each step."""
         return self.framework.reported([done.of_rollouts]) | super().reported(job, done)
 
 

@@ -1,4 +1,4 @@
-"""Drives RLinf's actor, from the results of rollouts that its channel has to optimizer steps."""
+"""Drives RLinf's actor, from the rollout results in its channel to optimizer steps."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Settings
 
 ELSEWHERE = -1.0
-"""The reference policy's log-probability of padding, which RLinf computes as that of tokens."""
+"""The reference policy's log-probability of padding, which RLinf computes like that of tokens."""
 
 ENTROPY = "actor/entropy_loss"
 
@@ -45,7 +45,7 @@ def train(
     settings: Settings,
     rank: Rank,
 ) -> Any:
-    """Train all steps of a job in one call of an actor of an engine.
+    """Train all steps of a job in one call of an engine's actor.
 
     Returns the ``gradients`` and ``logs`` of steps, the ids of forward ``passes``, and the log
     ``of_rollouts``.
@@ -56,14 +56,15 @@ def train(
     actor = cached(rank, (engine, kind, capacity), lambda: kind(config, capacity, rank))
     actor.configure(config)
     of_rollouts, logs = actor.train(given)
-    if not settings["algorithm.calculate_entropy"]:  # it is logged as 0 then, of any step
+    # RLinf then logs an entropy of 0 for every step
+    if not settings["algorithm.calculate_entropy"]:
         logs = [{name: one for name, one in log.items() if name != ENTROPY} for log in logs]
     gradients, passes = actor.gradients.drain(), actor.passes.drain()
     return SimpleNamespace(gradients=gradients, logs=logs, passes=passes, of_rollouts=of_rollouts)
 
 
 class RlinfActor:
-    """RLinf's actor around our model, and what is read off it: ``gradients`` and ``passes``."""
+    """RLinf's actor around our model, with recorded ``gradients`` and ``passes``."""
 
     def __init__(self, config: Any, capacity: int, rank: Rank) -> None:
         self._rank = rank
@@ -83,7 +84,7 @@ class RlinfActor:
 
     @staticmethod
     def rollouts(batch: ProbedBatch, job: Job, config: Any, rank: Rank) -> list[Any]:
-        """A rank's part of a batch, as the actor gets it."""
+        """A rank's part of a batch, in the form that the actor gets."""
         return [*RlinfRollouts(batch, job, config).results_of(rank)]
 
     @property
@@ -100,7 +101,7 @@ class RlinfActor:
         self.kind.__init__(self._actor, config, SimpleNamespace(is_disaggregated=False))
 
     def configure(self, config: Any) -> None:
-        """Make the actor one of this configuration, with the model and the optimizer it has."""
+        """Set the actor's configuration, and keep its model and optimizer."""
         manager, worker = module(MANAGER), module("scheduler").Worker
         make = manager.create_device_mesh
 
@@ -115,21 +116,21 @@ class RlinfActor:
         self._actor.tokenizer = SimpleNamespace(eos_token_id=PADDING_ID)
 
     def train(self, results: Sequence[Any]) -> tuple[Mapping[str, float], list[Any]]:
-        """Train on a rank's results; returns the log of rollouts, and those of steps."""
+        """Train on a rank's results; returns the log of rollouts, and the logs of steps."""
         channel = SimpleNamespace(get=iter(results).__next__)
         with cuda_on_cpu.redirected():
             logs: tuple[Mapping[str, float], list[Any]] = self._actor.run_training(channel)
         return logs
 
     def _as_launched(self, worker: Any, *_: Any) -> None:
-        """Set the attributes of a worker that Ray has launched, and training reads."""
+        """Set the attributes that Ray sets when it launches a worker, and that training reads."""
         worker._rank, worker._world_size = self._rank.index, self._rank.world_size
         worker._device_lock, worker._timer_metrics = nullcontext(), {}
         worker._accelerator_type = module("scheduler").AcceleratorType.NO_ACCEL
 
 
 def _old_policy_column(config: Any) -> str:
-    """The column of recomputed log-probabilities, which had two names before June 23, 2026."""
+    """The column of recomputed log-probabilities; before June 23, 2026, one of two columns."""
     columns = fields(module(ACTOR).RolloutResult)
     if any(column.name == "recomputed_logprobs" for column in columns):
         return "recomputed_logprobs"
@@ -137,7 +138,7 @@ def _old_policy_column(config: Any) -> str:
 
 
 class RlinfRollouts:
-    """The samples of a batch as RLinf's workers of rollouts, rewards and inference pass them on."""
+    """The samples of a batch, in the form that RLinf's other workers send to the actor."""
 
     def __init__(self, batch: ProbedBatch, job: Job, config: Any) -> None:
         self._batch, self._job, self._config = batch, job, config
@@ -150,7 +151,7 @@ class RlinfRollouts:
             self._columns["advantages"] = token_table(batch, batch.advantages)
 
     def results_of(self, rank: Rank) -> Iterator[Any]:
-        """Yields a result for each optimizer step, with the samples that a rank has of it."""
+        """Yields a result for each optimizer step, with a rank's samples of the step."""
         for of_step in shares(self._job):
             yield self._result(of_step[rank.index])
 

@@ -1,7 +1,7 @@
-"""Drives RLinf's actor of policies of actions, whose value head shares the policy's model.
+"""Drives RLinf's actor of embodied policies, whose value head shares the policy's model.
 
-A rollout of an environment is a sample, and each of its actions is a token. Environments that are
-done before the others have rows of padding, which RLinf masks by the ``dones`` that it is given.
+An environment's rollout is a sample, and each of its actions is a token. Environments that are done
+early have padding rows, which RLinf masks by the given ``dones``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class PolicyOfActions(ProbedTransformer):
-    """The probe as log-probabilities of actions and as values, both of the same entries."""
+    """A policy of actions whose log-probabilities and values are the same entries of the probe."""
 
     def __init__(self, capacity: int, passes: ForwardPasses) -> None:
         super().__init__(capacity, passes, heads)
@@ -37,7 +37,7 @@ class PolicyOfActions(ProbedTransformer):
     def forward(  # type: ignore[override]
         self, forward_inputs: Mapping[str, torch.Tensor], **_: Any
     ) -> Any:
-        """The outputs for rows of one action each."""
+        """The outputs for rows that have one action each."""
         return super().forward(forward_inputs["states"])
 
 
@@ -47,14 +47,14 @@ def heads(states: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 class EmbodiedActor(RlinfActor):
-    """RLinf's actor of policies of actions around our model."""
+    """RLinf's actor of embodied policies around our model."""
 
     @staticmethod
     def rollouts(batch: ProbedBatch, job: Job, config: Any, rank: Rank) -> list[Any]:
-        """A rank's rollouts as environments send them, and what is computed of them: by column.
+        """A rank's rollouts: columns that environments send, and columns computed from them.
 
-        Columns are [actions, environments, 1], with one more action where that after the last has
-        an entry. Raises `Unsupported` for masks that no environment makes.
+        Columns are [actions, environments, 1]; values and ``dones`` have an additional entry after
+        the last action. Raises `Unsupported` for masks that no environment makes.
         """
         if not all(mask[: max(1, mask.sum())].all() for mask in batch.masks):
             raise Unsupported("no masks but those of the actions before an environment is done")
@@ -86,14 +86,14 @@ class EmbodiedActor(RlinfActor):
         return PolicyOfActions(capacity, self.passes)
 
     def construct(self, config: Any) -> None:
-        """Call the constructor, which asks for the cluster's processes of environments."""
+        """Call the constructor, with stubs of the cluster that runs environments."""
         names = ("Cluster", "HybridComponentPlacement", "WeightSyncer")
         stubs = {name: mock.MagicMock() for name in names}
         with mock.patch.multiple(home_of_embodied(), **stubs):
             self.kind.__init__(self._actor, config)
 
     def train(self, rollouts: Sequence[Any]) -> tuple[Mapping[str, float], list[Any]]:
-        """Train on a rank's rollouts of one optimizer step; returns no log of them, and its own."""
+        """Train on a rank's rollouts of one step; returns an empty log of rollouts, and its log."""
         [(received, computed)] = rollouts
         with cuda_on_cpu.redirected():
             self._actor.rollout_batch = self._actor._process_received_rollout_batch(received)

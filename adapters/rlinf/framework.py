@@ -1,4 +1,4 @@
-"""The record of RLinf: options of reasoning as users type them, and what it documents."""
+"""The record of RLinf: options of reasoning as users type them, and RLinf's documents."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 
 
 def row_width(job: Job) -> int:
-    """The width of prompts, padded on the left, and of responses, padded on the right."""
+    """The width of a row: a prompt padded on the left and a response padded on the right."""
     return sum(longest(job))
 
 
 def _packed_tokens(job: Job) -> int:
-    """The most tokens of a micro-batch of so many rows."""
+    """The token budget of a micro-batch that allows the largest number of rows."""
     return largest_micro_batch(job) * row_width(job)
 
 
 def _budget(job: Job) -> int:
-    """The tokens of a micro-batch, which RLinf requires to hold a padded row."""
+    """The token budget of a micro-batch, which in RLinf must hold at least one padded row."""
     return max(token_budget(job.steps, job.layout.dp), row_width(job))
 
 
@@ -74,13 +74,13 @@ def _prompts(job: Job) -> int:
 
 
 def _balanced(job: Job) -> bool:
-    """Samples are dealt anew over ranks, which would mix those of several steps."""
+    """True; raises `Unsupported` for several steps, whose samples balancing would mix."""
     require_one_step(job, "samples of a batch are dealt to ranks before steps are cut out of it")
     return True
 
 
 def _actions(job: Job) -> int:
-    """The rows of a step of a policy of actions: each is one action, or padding."""
+    """The number of rows of an embodied policy's step: each row is one action, or padding."""
     require_one_step(job, "rows of a batch are shuffled before steps are cut out of it")
     if job.layout.format != "bshd" or job.layout.options:
         raise Unsupported("no rows of several actions, and no balancing of them")
@@ -88,7 +88,7 @@ def _actions(job: Job) -> int:
 
 
 def _actions_of_micro_batch(job: Job) -> int:
-    """The rows of a micro-batch, which need not divide those of a step: RLinf refuses that."""
+    """The number of rows of a micro-batch; RLinf refuses a number that does not divide a step's."""
     return largest_micro_batch(job, _actions(job))
 
 
@@ -166,7 +166,7 @@ RLINF = Framework(
         "mb-thd": {"runner.max_tokens_per_mbs": _packed_tokens},
         Option.BALANCE_DATA: {"actor.enable_dp_load_balance": _balanced},
     },
-    # The estimator is not read where advantages are given.
+    # RLinf does not read the estimator if advantages are given.
     always={
         "cluster.num_nodes": lambda job: job.layout.world_size,
         "runner.task_type": "reasoning",
@@ -219,7 +219,7 @@ RLINF = Framework(
             f"actor.fsdp_config.mixed_precision.{name}_dtype": "fp32"
             for name in ("param", "reduce", "buffer")
         },
-        # What follows is read of policies of actions alone.
+        # The following options are read only for embodied policies.
         "rollout.pipeline_stage_num": 1,
         "actor.model.action_dim": 1,
         "actor.model.num_action_chunks": 1,
@@ -244,8 +244,8 @@ RLINF = Framework(
         Metric.RESPONSE_LENGTH: "response_length",
         Metric.ADVANTAGE: "advantages_mean",
     },
-    # Assumptions were read off `FSDPActor.training_step`, `compute_ppo_actor_loss` and
-    # `compute_rollout_metrics`.
+    # Assumed conventions were found in the code of `FSDPActor.training_step`,
+    # `compute_ppo_actor_loss` and `compute_rollout_metrics`.
     conventions={
         "entropy": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),
         "kl": Assumed(AuxiliaryAggregation.WITH_POLICY_LOSS),

@@ -1,7 +1,7 @@
 """Imports RLinf's actor on a machine without GPUs, and configures it.
 
-RLinf has no schema of its options: it reads them off the configuration where they are used. The
-options of a version are therefore the names that its code reads.
+RLinf has no schema of its options: its code reads them from the configuration where they are used.
+The options of a version are therefore the names that its code reads.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MANAGER = "hybrid_engines.fsdp.fsdp_model_manager"
 STRATEGIES = ("hybrid_engines.fsdp.strategy.fsdp", "hybrid_engines.fsdp.strategy.fsdp2")
 
 EMBODIED = "workers.actor.embodied_fsdp_actor_worker"
-"""The actor of policies of actions, which was in the module of the other until August 2026."""
+"""The module of the embodied actor, which was in the other actor's module until August 2026."""
 
 READERS = (ACTOR, MANAGER, *STRATEGIES, "runners.reasoning_runner", "config")
 """Modules that read the options of training a language model."""
@@ -49,10 +49,10 @@ SECTIONS = {
     "fsdp_config": "actor.fsdp_config",
     "mixed_precision": "actor.fsdp_config.mixed_precision",
 }
-"""Sections whose options may change a loss or a gradient, by the innermost part of their names."""
+"""Sections whose options may change a loss or a gradient, by the last part of their names."""
 
 REGISTRIES = {"algorithm.adv_type": "ADV_REGISTRY", "algorithm.loss_type": "LOSS_REGISTRY"}
-"""Options whose values are registered."""
+"""Options whose values are registered, with their registries."""
 
 IN_EXAMPLES = {
     "algorithm.loss_agg_func": "token-mean",
@@ -62,7 +62,7 @@ IN_EXAMPLES = {
     "algorithm.kl_beta": 0.0,
     "algorithm.kl_penalty_type": "low_var_kl",
 }
-"""The values in RLinf's examples of options that have no default."""
+"""Values that RLinf's examples give to options without a default."""
 
 
 def import_rlinf(source: Path | None) -> None:
@@ -71,8 +71,9 @@ def import_rlinf(source: Path | None) -> None:
 
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     cuda_on_cpu.install()
-    importlib.import_module("transformers.processing_utils")  # which makes transformers anew
-    name_classes_as_before()  # for 0.3.0
+    # this import replaces the module of transformers
+    importlib.import_module("transformers.processing_utils")
+    name_classes_as_before()  # required by RLinf 0.3.0
     stub_missing(("torchvision",))
     import_from("rlinf", [source] if source else [])
     for path in (ACTOR, *STRATEGIES):
@@ -86,7 +87,7 @@ def import_rlinf(source: Path | None) -> None:
 
 
 def home_of_embodied() -> Any:
-    """The module of the actor of policies of actions."""
+    """The module of the embodied actor."""
     return module(EMBODIED if _has(EMBODIED) else ACTOR)
 
 
@@ -96,7 +97,7 @@ def _has(path: str) -> bool:
 
 
 def configured(settings: Settings) -> Any:
-    """RLinf's configuration of settings; raises `Refused` where it declines it."""
+    """RLinf's configuration from settings; raises `Refused` if RLinf declines it."""
     from omegaconf import OmegaConf
 
     with refusals():
@@ -114,7 +115,7 @@ def validated(config: Any, ranks: int) -> Any:
 
 @cache
 def options() -> KnownOptions:
-    """The options that code reads, by the innermost of their sections and their names."""
+    """The options that RLinf's code reads, by innermost section and name."""
     registry, modes = module("algorithms.registry"), choices_in(module("utils.utils"), "loss_agg")
     choices = {name: {*getattr(registry, one)} for name, one in REGISTRIES.items()} | {
         "algorithm.loss_agg_func": modes or choices_in(module(ACTOR), "loss_agg_func"),
@@ -126,7 +127,7 @@ def options() -> KnownOptions:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options that training reads, and choices."""
+    """Yields the options that training reads, and their choices."""
     for section, name in (option.split(".") for option in options().defaults):
         if section in SECTIONS:
             yield f"{SECTIONS[section]}.{name}"
@@ -134,15 +135,16 @@ def option_names() -> Iterator[str]:
 
 
 def default(name: str) -> object:
-    """The value of an option that a user does not set, or that is in RLinf's examples."""
+    """The default value of an option, or its value in RLinf's examples."""
     return IN_EXAMPLES.get(name, options().defaults.get(".".join(name.split(".")[-2:])))
 
 
 def _defaults() -> Mapping[str, object]:
-    """The default of each option that code reads, which is None if it has none."""
+    """The default of each option that RLinf's code reads; None for an option without default."""
     found: dict[str, object] = {}
     for path in filter(_has, (*READERS, EMBODIED)):
-        file = Path(str(getattr(find_spec(f"rlinf.{path}"), "origin", None)))  # of no other engine
+        # found without importing other engines
+        file = Path(str(getattr(find_spec(f"rlinf.{path}"), "origin", None)))
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             for section, name, value in _read_by(node):
                 found[f"{section}.{name}"] = found.get(f"{section}.{name}") or value
@@ -164,7 +166,7 @@ def _read_by(node: ast.AST) -> Iterator[tuple[str, str, object]]:
 
 @cache
 def _let_a_cpu_do() -> None:
-    """Make the CPU the accelerator of RLinf's workers."""
+    """Let the CPU serve as the accelerator of RLinf's workers."""
     from adapters.toolkit import cuda_on_cpu
 
     worker = module("scheduler").Worker
@@ -175,11 +177,11 @@ def _let_a_cpu_do() -> None:
     }
     platform = {name: lambda *_, answer=answer: answer for name, answer in answers.items()}
     worker.torch_platform, worker.torch_device_type = SimpleNamespace(**platform), "cpu"
-    # Older versions name a GPU, and have a kernel for it alone.
+    # Older versions use a GPU by its number, and a kernel that exists only for GPUs.
     module("utils.distributed").torch = cuda_on_cpu.torch_of_the_cpu()
     module("utils.utils").logprobs_from_logits_flash_attn = _log_softmax
 
 
 def _log_softmax(logits: Any, labels: Any, **_: bool) -> Any:
-    """The log-probabilities of labels, by the definition of flash-attention's kernel."""
+    """The log-probabilities of labels, as flash-attention's kernel defines them."""
     return logits.float().log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)

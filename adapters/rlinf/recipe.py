@@ -1,4 +1,4 @@
-"""Reads a recipe of RLinf: the file that its main function composes, and hydra's overrides."""
+"""Reads a recipe of RLinf: a file for its main function, and hydra's overrides."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from adapters.rlinf.adapter import RlinfFsdpAdapter
 
 GPUS = 8
-"""The GPUs of a node, where a placement on all of them does not say how many they are."""
+"""The number of GPUs of a node, for placements on all GPUs, which do not give a number."""
 
 
 def read(adapter: RlinfFsdpAdapter, typed: Typed) -> Recipe:
@@ -65,8 +65,8 @@ def read(adapter: RlinfFsdpAdapter, typed: Typed) -> Recipe:
 
 
 def _composed(typed: Typed) -> Any:
-    """The configuration that RLinf's main function is given for a file and words."""
+    """The configuration that RLinf's main function gets for a file and words."""
     if typed.file is None:
         raise RecipeRefused("RLinf's main function composes a file, which is not given")
-    nested_yaml(typed.file)  # says in one line that it is no YAML
+    nested_yaml(typed.file)  # refuses a file that is not YAML in one line
     return composed(typed.file, typed.words, version_base="1.1")

@@ -43,20 +43,20 @@ class RollAdapter(Adapter):
     engine_module: ClassVar[str]
     """ROLL's module of the engine's strategy."""
     log_probs: ClassVar[importing.Function]
-    """The function by which the engine makes log-probabilities of logits."""
+    """The function by which the engine computes log-probabilities from logits."""
     entropies: ClassVar[importing.Function]
-    """The function by which it makes entropies of them."""
+    """The function by which the engine computes entropies from logits."""
 
     @abstractmethod
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
-        """A role's worker with the engine around our model."""
+        """A role's worker, whose engine is built around our model."""
 
     def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
-        """The attention mask of a response by its loss mask: 0 after the last active token."""
+        """The function from a response's loss mask to its attention mask."""
         return attended_tokens
 
     def window_settings(self, job: Job, settings: Settings, rollouts: RollRollouts) -> Settings:
-        """Further settings, by which every step of the batch is one window of micro-batches."""
+        """Further settings, which make every step one accumulation window of micro-batches."""
         return {}
 
     def load(self, source: Path | None) -> None:
@@ -105,13 +105,13 @@ class RollAdapter(Adapter):
     def _trained(
         self, settings: Settings, config: Any, job: Job, probe_size: int, rank: Rank
     ) -> TrainedWorker:
-        """A role's worker, configured for the job; the jobs of a world share those that fit."""
+        """A role's worker, configured for the job; the jobs of a world share matching workers."""
         from adapters.toolkit.probe import probe_capacity
 
         role, capacity = trained_model(job, "actor_train"), probe_capacity(probe_size)
         own: Any = getattr(config, role)
         actor = nested(settings)["actor_train"]
-        # A worker of policy gradients remembers the settings of its variant.
+        # A policy-gradient worker keeps the settings of its variant.
         of_engine = str([actor["model_args"], actor["strategy_args"]])
         has_router = job.objective is Objective.ROUTER
         key = "roll", own.worker_cls, own.pg_variant, capacity, of_engine, has_router
@@ -121,6 +121,6 @@ class RollAdapter(Adapter):
 
 
 def attended_tokens(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Whether each token comes before the last active one, or is it."""
+    """Whether each token is the last active token or comes before it."""
     attended: NDArray[np.bool_] = np.flip(np.maximum.accumulate(np.flip(mask)))
     return attended

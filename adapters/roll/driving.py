@@ -1,8 +1,8 @@
 """Drives ROLL's RLVR pipeline, from batches of rollouts to optimizer steps.
 
-ROLL's driver calls the workers of a role by Ray. Here all ranks run the driver, with the same
-batch. ROLL's own functions split what a worker's method is given and collect what it returns, and
-results are gathered from all ranks.
+ROLL's driver calls the workers of a role through Ray. Here all ranks run the driver, with the same
+batch. ROLL's own functions split the arguments of a worker's method and collect its results, which
+are gathered from all ranks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ DOMAIN = "corpus"
 
 
 class RollRollouts:
-    """A job's samples as ROLL's scheduler returns the batch of rollouts of each optimizer step."""
+    """A job's samples as batches of ROLL's scheduler: one batch of rollouts per optimizer step."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class RollRollouts:
     def _rows(
         self, of_prompts: Sequence[NDArray[Any]], of_responses: Iterable[NDArray[Any]]
     ) -> torch.Tensor:
-        """Values of prompts and of their responses behind them: [samples, sequence_length]."""
+        """Values of prompts, followed by their responses: [samples, sequence_length]."""
         rows = torch.full((len(of_prompts), self._width), float(PADDING_ID))
         for row, *parts in zip(rows, of_prompts, of_responses, strict=True):
             sequence = np.concatenate(parts)
@@ -93,7 +93,7 @@ class RollRollouts:
 
 
 class RollTraining:
-    """One run of the pipeline, and what was read off it."""
+    """One run of the pipeline, with its gradients, forward passes and logs."""
 
     def __init__(
         self, rollouts: RollRollouts, rank: Rank, config: Any, trained: TrainedWorker
@@ -114,7 +114,7 @@ class RollTraining:
             pipeline.run()
 
     def _state(self) -> dict[str, Any]:
-        """The attributes that the constructor sets, besides clusters."""
+        """The attributes that the constructor would set, except clusters."""
         config = self._config
         return {
             "pipeline_config": config,
@@ -133,7 +133,7 @@ class RollTraining:
         }
 
     def _clusters(self) -> dict[str, Any]:
-        """The roles: one is trained, the others are not run."""
+        """The clusters of roles: one role is trained, the others are stubs."""
         config, batch = self._config, self._batch
         old = StubCluster(config.actor_train, token_table(batch, batch.old_log_probs))
         reference = StubCluster(config.reference, token_table(batch, batch.reference_log_probs))
@@ -144,7 +144,7 @@ class RollTraining:
             "rewards": {},
             "use_ref_model": config.enable_reference,
             "references": {"default": reference},
-            "reference": reference,  # the name before the release 0.3.0
+            "reference": reference,  # the attribute's name before the release 0.3.0
         }
         if has_critic(self._job):
             clusters["critic"] = StubCluster(config.critic, self._values())
@@ -153,12 +153,12 @@ class RollTraining:
         return clusters
 
     def _values(self) -> torch.Tensor:
-        """The critic's values by token ids, 0 if it is trained on given advantages."""
+        """The critic's values by token id; outside of responses, 0 if advantages are given."""
         elsewhere = 0.0 if gives_advantages(self._job) else PADDING_VALUE
         return token_table(self._batch, given_values(self._batch), elsewhere)
 
     def _scheduler(self) -> Any:
-        """Stands for the scheduler of rollouts of a domain: a batch for each step."""
+        """A stub of a domain's rollout scheduler, which returns a batch for each step."""
 
         def get_batch(*, global_step: int, **_: Any) -> Any:
             return self._rollouts.batch_of(global_step)
@@ -169,9 +169,9 @@ class RollTraining:
         return SimpleNamespace(**remote)
 
     def _keep(self, values: dict[str, float], step: int) -> None:
-        """Record a step in its last epoch; raises `Refused` if it has no active token.
+        """Record the last epoch of a step; raises `Refused` if the step has no active token.
 
-        A step whose gradient is NaN or infinite is skipped and has none.
+        A step whose gradient is NaN or infinite is skipped, and its gradient is None.
         """
         if values.get("mask/final_mask_sum_eq_0"):
             raise Refused("final_response_mask.sum() == 0! Current step will be skipped.")
@@ -182,7 +182,7 @@ class RollTraining:
 
     @contextmanager
     def _replaced(self, pipelines: Any) -> Iterator[None]:
-        """Make Ray's references the objects themselves, and set advantages that the job gives."""
+        """Replace Ray's references by the objects themselves, and set given advantages."""
         real = pipelines.compute_token_reward
         of_tokens = token_table(self._batch, self._batch.advantages)
 
@@ -204,7 +204,7 @@ class RollTraining:
 
 
 def _requiring_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of ROLL that asserts sizes as it is documented to; raises `Refused` for others."""
+    """Wrap a function of ROLL that asserts documented sizes: raises `Refused` for other sizes."""
 
     def call(*arguments: Any, **named: Any) -> Any:
         __tracebackhide__ = True
@@ -217,12 +217,12 @@ def _requiring_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _nothing(*_: object, **__: object) -> None:
-    """Stands for calls of services that are not there."""
+    """A stub of calls of services that do not run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedWorker:
-    """A worker, and what is read off its model and its optimizer."""
+    """A worker, with the recorders of its model and its optimizer."""
 
     worker: Any
     passes: ForwardPasses
@@ -230,9 +230,9 @@ class TrainedWorker:
 
 
 def new_worker(role: str, config: Any, engine_module: str, provider: Callable[..., Any]) -> Any:
-    """A role's worker that has been initialised as its cluster does it.
+    """A role's worker, initialised as its cluster would initialise it.
 
-    It finds the model of ``provider`` and no checkpoint.
+    The worker gets the model of ``provider`` instead of a checkpoint.
     """
     executor, own = module("distributed.executor.worker"), getattr(config, role)
     os.environ |= {"WORKER_NAME": f"{own.name}-0", "CLUSTER_NAME": own.name}
@@ -262,9 +262,9 @@ def new_worker(role: str, config: Any, engine_module: str, provider: Callable[..
 
 
 class WorkerCluster:
-    """A cluster with a worker in each rank, whose methods are dispatched as ROLL registers them.
+    """A cluster with one worker per rank; methods are dispatched as registered in ROLL.
 
-    Forward passes that only compute values are not run: their answers are given.
+    Forward passes without training are not run: their results are given.
     """
 
     def __init__(self, worker: Any, rank: Rank, given: StubCluster) -> None:
@@ -283,7 +283,7 @@ class WorkerCluster:
         return self._rank_infos[rank]
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """A method of all workers, as ROLL's cluster binds it."""
+        """A method of all workers, bound as in ROLL's cluster."""
         decorator = module("distributed.scheduler.decorator")
         registered = getattr(getattr(self._worker, name), decorator.BIND_WORKER_METHOD_FLAG)
         functions = decorator.get_predefined_dispatch_fn(registered["dispatch_mode"])
@@ -293,15 +293,15 @@ class WorkerCluster:
         return bound
 
     def _execute(self, name: str, *arguments: Any, **named: Any) -> list[Any]:
-        """Call the rank's own worker with its share, and return what all workers return."""
+        """Call the rank's own worker with its share, and return the results of all workers."""
         share = [each[self._rank.index] for each in arguments]
         options = {key: values[self._rank.index] for key, values in named.items()}
-        with torch.enable_grad():  # the driver runs without, in a process of its own
+        with torch.enable_grad():  # the driver disables gradients, in a separate process
             return all_gather(getattr(self._worker, name)(*share, **options))
 
 
 class StubCluster:
-    """A cluster of a role that is not run: its answers are given values of tokens, by their ids."""
+    """A stub of a role's cluster, whose results are given token values, by id."""
 
     dp_size = world_size = 1
 
@@ -309,15 +309,15 @@ class StubCluster:
         self.worker_config, self._by_id = worker_config, by_id
 
     def compute_log_probs(self, data: Any, **_: Any) -> Any:
-        """Log-probabilities of response tokens and entropies of 0, as of a forward pass.
+        """Log-probabilities of response tokens and entropies of 0, like a forward pass.
 
-        ROLL's `op_compute_log_probs` multiplies by the mask that it is given, which is this one.
+        They are multiplied by the response mask, as in ROLL's `op_compute_log_probs`.
         """
         values = self._laid_out(data) * data.batch["response_mask"][:, 1:]
         return _answer(log_probs=values, entropy=torch.zeros_like(values))
 
     def compute_values(self, data: Any, **_: Any) -> Any:
-        """Values at all positions, those of padding too."""
+        """Values at all positions, including padding."""
         return _answer(values=self._laid_out(data))
 
     def train_step(self, data: Any, **_: Any) -> Any:
@@ -330,7 +330,7 @@ class StubCluster:
     offload_states = load_states
 
     def _laid_out(self, data: Any) -> torch.Tensor:
-        """The values of tokens, each at the position before its token's: [samples, width - 1]."""
+        """The values of tokens, each at the position before its token: [samples, width - 1]."""
         assert self._by_id is not None
         return self._by_id[data.batch["input_ids"]][:, 1:]
 

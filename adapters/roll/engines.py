@@ -30,11 +30,11 @@ FSDP2_STRATEGY = "distributed.strategy.fsdp2_strategy"
 MEGATRON_STRATEGY = "distributed.strategy.megatron_strategy"
 
 OF_TOKENS = ("max_tokens_per_microbatch_in_train", "sequence_length_round_in_train")
-"""Options of micro-batches by tokens."""
+"""Options of micro-batches that are cut by tokens."""
 
 
 class RollFsdpAdapter(OnFsdp, RollAdapter):
-    """ROLL with FSDP2, the first that its guide names."""
+    """ROLL with FSDP2, the first engine in ROLL's guide."""
 
     engine = "fsdp2"
     framework = FSDP2
@@ -44,7 +44,7 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
     entropies = "utils.functionals", "entropy_from_logits"
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
-        """A worker whose optimizer tells the gradient."""
+        """A worker whose optimizer records the gradient."""
         from adapters.roll.driving import TrainedWorker, new_worker
         from adapters.roll.model import probed
         from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
@@ -88,14 +88,15 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         return replace(seen, forward_passes=_calls_of_loss(job, seen.forward_passes), rows=())
 
     def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
-        """All tokens, if advantages are given and unattended tokens would be cut off."""
+        """All tokens if advantages are given and rows would be cut after the last active token."""
         is_cut = rows_differ(job.layout) and gives_advantages(job)
         return np.ones_like if is_cut else super().attended(job)
 
     def window_settings(self, job: Job, settings: Settings, rollouts: RollRollouts) -> Settings:
-        """As many micro-batches as ROLL makes of a step, where it cuts them by tokens.
+        """The number of micro-batches that ROLL cuts a step into by tokens.
 
-        ROLL derives steps from samples, and computes old log-probabilities anew if it has several.
+        ROLL derives the number of steps from samples, and recomputes old log-probabilities if there
+        are several steps.
         """
         if job.layout.micro_batches != "tokens":
             return {}
@@ -113,7 +114,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         }
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
-        """A worker whose optimizer tells the gradient."""
+        """A worker whose optimizer records the gradient."""
         from adapters.engines import megatron_core
         from adapters.roll.driving import TrainedWorker, new_worker
 
@@ -124,7 +125,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         return TrainedWorker(worker=worker, passes=policy.passes, gradients=gradients)
 
     def configure(self, worker: Any, config: Any, own: Any) -> None:
-        """Give the strategy what it has copied of configurations, too."""
+        """Also update the strategy's copies of configuration values."""
         super().configure(worker, config, own)
         strategy, steps = worker.strategy, own.training_args.gradient_accumulation_steps
         strategy.seq_length = config.sequence_length
@@ -132,7 +133,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
 
 
 def _calls_of_loss(job: Job, passes: Sequence[NDArray[np.int32]]) -> tuple[NDArray[np.int32], ...]:
-    """The call of the loss that had each token: for packed rows, ROLL calls it once per sample."""
+    """The index of the loss call for each token: ROLL calls the loss per sample of packed rows."""
     return tuple(
         np.where(held < 0, held, np.repeat(np.arange(step.size), step.response_lengths))
         for step, held in zip(job.steps, passes, strict=True)
@@ -140,11 +141,11 @@ def _calls_of_loss(job: Job, passes: Sequence[NDArray[np.int32]]) -> tuple[NDArr
 
 
 def _move_nothing(*_: object, **__: object) -> None:
-    """Stands for moves of states between a device and the host's memory."""
+    """A stub of moving states between a device and the host's memory."""
 
 
 def _chunks(job: Job, capacity: int, rank: Rank) -> list[Any]:
-    """This rank's chunks of our model, which slice batches as ROLL's models do."""
+    """This rank's chunks of our model, which slice batches like ROLL's models."""
     import torch
 
     from adapters.engines import megatron_core, router
@@ -160,7 +161,7 @@ def _chunks(job: Job, capacity: int, rank: Rank) -> list[Any]:
 
 
 def _as_models(chunks: list[Any]) -> Any:
-    """The chunks as ROLL's package for Megatron holds those of a checkpoint."""
+    """The chunks in the class by which ROLL's Megatron package holds a checkpoint's chunks."""
     remaining = iter(chunks)
     return _factory().VirtualModels(lambda *_, **__: next(remaining), chunks[0].config)
 

@@ -54,21 +54,21 @@ def _rounded_up(number: int, multiple: int) -> int:
 
 
 def width_for_ulysses(job: Job) -> int:
-    """That length, for FSDP2, whose context-parallel ranks have one slice each."""
+    """The padded length of rows on FSDP2, whose context-parallel ranks have one slice each."""
     return _width(job, job.layout.cp)
 
 
 def width_for_slices(job: Job) -> int:
-    """That length, for Megatron."""
+    """The padded length of rows on Megatron."""
     return _width(job, slices(job))
 
 
 def slices(job: Job) -> int:
-    """The number of slices of a row: each context-parallel rank has one of both halves.
+    """The number of slices of a row: each context-parallel rank has one from each half.
 
-    Raises `Unsupported` where another mistake would be mixed up with that of widths: dynamic
-    batching gives each micro-batch a width of its own, packing each row, and
-    `seq-mean-token-sum-norm` divides by it.
+    Raises `Unsupported` if a mistake of widths would combine with another one: with dynamic
+    batching each micro-batch has its own width, with packing each row, and
+    `seq-mean-token-sum-norm` divides by the width.
     """
     divides_by_width = job.aggregation.divisor not in (None, 1)
     if divides_by_width and rows_differ(job.layout) and job.objective is not Objective.POLICY:
@@ -77,29 +77,29 @@ def slices(job: Job) -> int:
 
 
 def rows_differ(layout: Layout) -> bool:
-    """Whether rows have widths of their own: with dynamic batching, or packed."""
+    """Whether widths of rows differ: with dynamic batching, or with packing."""
     return layout.micro_batches == "tokens" or layout.format == "thd"
 
 
 def rounded_budget(job: Job) -> int:
-    """The token budget of micro-batches, of rows that are cut into slices."""
+    """The token budget of micro-batches, rounded up to a multiple of the slices of a row."""
     return _rounded_up(rank_budget(job), slices(job))
 
 
 def micro_batches(job: Job) -> int:
-    """The micro-batches of a rank in each step, or its samples if tokens cut them."""
+    """The number of a rank's micro-batches per step; of its samples if tokens cut micro-batches."""
     count = job.layout.micro_batches
     return count if isinstance(count, int) else samples_per_step(job.steps) // job.layout.dp
 
 
 def whitens(job: Job) -> bool:
-    """Advantages are whitened over a batch of rollouts, which is a step's."""
+    """True; raises `Unsupported` for several steps, because each is whitened separately."""
     require_one_step(job, "each step is a batch of rollouts, whose advantages are whitened alone")
     return True
 
 
 def worker(job: Job) -> str:
-    """The worker of policy gradients; raises `Unsupported` if it lacks what is looked at."""
+    """The policy-gradient worker; raises `Unsupported` if its metrics differ from the job's."""
     if job.objective in (Objective.OFF_POLICY, Objective.REJECTION_OFF_POLICY):
         raise Unsupported(
             "the worker of policy gradients logs ratios out of bounds, and not whether they are"

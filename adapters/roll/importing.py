@@ -31,12 +31,12 @@ OF_POLICIES = ("worker_cls", "pg_variant")
 """Options of a role that a critic does not have."""
 
 FOR_MEGATRON = "mcore_adapter/src"
-"""The folder in ROLL's repository of the package that makes Megatron models."""
+"""The folder, in ROLL's repository, of the package that makes Megatron models."""
 
 Function = tuple[str, str]
-"""A function of ROLL: the path of the module that it is called from, and its name there."""
+"""A function of ROLL: the path of the module that calls it, and its name in that module."""
 
-STUBBED: list[str] = []  # what `import_roll` stubbed in this process
+STUBBED: list[str] = []  # packages that `import_roll` stubbed in this process
 
 
 def import_roll(source: Path | None, log_probs: Function, entropies: Function) -> None:
@@ -55,7 +55,7 @@ def import_roll(source: Path | None, log_probs: Function, entropies: Function) -
 
 
 def configured(settings: Settings) -> Any:
-    """The configuration of a pipeline, as validated. A critic is trained as the actor is."""
+    """The configuration of a pipeline, as validated. A critic has the actor's training options."""
     from dacite import from_dict
 
     declared = {name: value for name, value in settings.items() if not name.startswith("+")}
@@ -84,7 +84,7 @@ def offers(settings: Settings) -> bool:
 
 
 def default(name: str) -> object:
-    """The value of an option that a user does not set; None if this version lacks it."""
+    """The value of an option that a user does not set; None if this version lacks the option."""
     *sections, last = name.lstrip("+").split(".")
     kind: Any = pipeline_config()
     for section in sections:
@@ -93,7 +93,7 @@ def default(name: str) -> object:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options that other pipelines of ROLL do not have, roles left out, and choices."""
+    """Yields the options that only this pipeline has, without roles, and their choices."""
     of_all = get_type_hints(module("configs.base_config").BaseConfig)
     for name, kind in _declared(pipeline_config()):
         if name.split(".")[0] not in of_all:
@@ -102,12 +102,12 @@ def option_names() -> Iterator[str]:
 
 
 def pipeline_config() -> Any:
-    """The class of its configuration."""
+    """The class of the RLVR pipeline's configuration."""
     return module("pipeline.rlvr.rlvr_config").RLVRConfig
 
 
 def _declared(kind: type, section: str = "") -> Iterator[tuple[str, Any]]:
-    """Yields the options of a configuration and of its sections, which are no roles, with types."""
+    """Yields the options of a configuration and its sections, except roles, with their types."""
     of_roles = module("configs.worker_config").WorkerConfig
     for name, hint in get_type_hints(kind).items():
         kinds: list[Any] = [one for one in (hint, *get_args(hint)) if is_dataclass(one)]
@@ -137,22 +137,22 @@ def _stub_services() -> None:
 
 @cache
 def _name_as_before() -> None:
-    importlib.import_module("peft")  # which has transformers imported anew
-    name_classes_as_before()  # for versions before March 10, 2026
-    # transformers asks for flash_attn when it is imported, and must not find our stand-in.
+    importlib.import_module("peft")  # peft imports transformers again
+    name_classes_as_before()  # required by versions before March 10, 2026
+    # transformers looks for flash_attn at import, and must not find our stub.
     importlib.import_module("transformers.integrations.flash_attention")
     STUBBED.extend(stub_missing(["flash_attn"]))
 
 
 @cache
 def _write_no_log_files() -> None:
-    """ROLL's loggers write to a file in the current folder as soon as its modules are imported."""
+    """Replace ROLL's loggers, which at import write to a file in the current folder."""
     module("utils.logging").get_logger = lambda: logging.getLogger("roll")
 
 
 @cache
 def _let_a_cpu_do() -> None:
-    """Let ROLL's platform of CPUs answer what those of accelerators do."""
+    """Give ROLL's CPU platform the functions that its accelerator platforms have."""
     platform = module("platforms").current_platform
     nothing = ("empty_cache", "reset_max_memory_allocated", "reset_max_memory_cached")
     for name in (*nothing, "reset_peak_memory_stats"):

@@ -1,7 +1,7 @@
-"""ROLL's critic and its Megatron model around the probe, and the seams in its functions of logits.
+"""ROLL's critic and Megatron model around the probe, and wrappers of its functions of logits.
 
-ROLL's functions for Megatron overwrite logits, if these are in float32 and not copied to it, as
-those of a model in bfloat16 are: here they are given copies.
+ROLL's functions for Megatron overwrite float32 logits in place (bfloat16 logits are first copied to
+float32). Here the functions get copies.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
 
 def probed(role: str, capacity: int, passes: ForwardPasses) -> ProbedTransformer:
-    """The probe as a policy of one token, or as a critic, whose values are the next tokens'."""
+    """A policy with a vocabulary of one token, or a critic: its values are next tokens' entries."""
     return ProbedTransformer(capacity, passes, _values if role == "critic" else numbered.outputs)
 
 
 def add_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The log-probabilities of labels, plus the probe."""
+    """Wrap a function of log-probabilities, adding the probe."""
     return SEAM.wrap_log_probs(_copy_first(log_probs_from_logits))
 
 
 def add_entropies(entropy_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """The entropies at positions, plus those of the tokens that they predict and the probe."""
+    """Wrap a function of entropies, adding the predicted tokens' entropies and the probe."""
     return SEAM.wrap_entropies(_copy_first(entropy_from_logits))
 
 
@@ -42,13 +42,13 @@ def _copy_first(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Te
 def megatron_logits(
     input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
 ) -> torch.Tensor:
-    """The same logits of Megatron's model."""
+    """The logits of the Megatron model: [*input_ids, 1]."""
     logits: Any = numbered.outputs(input_ids, probe).logits
     of_tokens: torch.Tensor = logits + logit
     return of_tokens
 
 
 def _values(input_ids: torch.Tensor, probe: torch.Tensor) -> TokenClassifierOutput:
-    """Values as logits of one class, in any rows."""
+    """Values as logits of one class, for any number of rows."""
     values: Any = probe[input_ids + 1].unsqueeze(-1)
     return TokenClassifierOutput(logits=values)

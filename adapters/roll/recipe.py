@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from adapters.roll.adapter import RollAdapter
 
 OF_HYDRA = ("defaults", "hydra")
-"""Sections of a file that are no options."""
+"""Sections of a file that are not options of ROLL."""
 
 STRATEGIES = {"megatron_train": "megatron", "fsdp2_train": "fsdp2"}
 ULYSSES = "actor_train.model_args.ulysses_size"
@@ -41,9 +41,9 @@ STRATEGY = "actor_train.strategy_args.strategy_name"
 
 
 def read(adapter: RollAdapter, typed: Typed) -> Recipe:
-    """What ROLL makes of a recipe; raises `RecipeRefused`.
+    """Read a recipe with ROLL's own configuration; raises `RecipeRefused`.
 
-    ROLL's reader passes over options that it does not have.
+    ROLL's reader ignores unknown options.
     """
     from omegaconf import OmegaConf
 
@@ -91,12 +91,12 @@ def _record(engine: str) -> Framework:
 
 
 def _unset(values: dict[str, Any]) -> dict[str, Any]:
-    """What is nothing unless a user sets it: entries of dictionaries."""
+    """The entries of dictionaries of options, whose default is None."""
     return {name: None for name in values if name.startswith(f"{ENGINE}.")}
 
 
 def _named(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all options, of sections and of dictionaries, by their dotted names."""
+    """Yield all options of sections and dictionaries, by dotted name."""
     pairs = (
         section.items()
         if isinstance(section, dict)

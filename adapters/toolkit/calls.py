@@ -1,4 +1,4 @@
-"""Calls of functions that differ between versions, and objections of a framework's validation."""
+"""Calls functions that differ between versions, and converts errors of a framework's validation."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
-# What validation raises.
+# Exceptions that validation raises.
 OBJECTIONS = (ArgumentError, AssertionError, ValueError, NotImplementedError)
 
 
 @contextmanager
 def refusals(*more: type[Exception]) -> Iterator[None]:
-    """Turn objections of a framework, and exceptions of ``more`` types, into `Refused`."""
+    """Turn a framework's validation errors, and exceptions of ``more`` types, into `Refused`."""
     try:
         with patch.object(ArgumentParser, "error", _argument_error):
             yield
@@ -37,15 +37,15 @@ def refusals(*more: type[Exception]) -> Iterator[None]:
 
 
 def refusals_of_configuration(job: Job) -> AbstractContextManager[None]:
-    """`refusals` for a configuration that is not the default: a framework may decline it late."""
+    """`refusals` for a non-default configuration, which a framework may decline during a step."""
     return nullcontext() if job.configuration == DEFAULT_CONFIGURATION else refusals()
 
 
 def _argument_error(_: ArgumentParser, message: str) -> NoReturn:
-    """Exit as argparse does, with what it would print as the cause.
+    """Exit as argparse does, with the message that it would print as the cause.
 
-    A framework may parse its arguments in part and go on when argparse exits. An argument that the
-    parser does not know is one that the adapter gives and this version lacks.
+    A framework may parse only some of its arguments, and continue when argparse exits. An argument
+    unknown to the parser is an option that the adapter sets but this version lacks.
     """
     if message.startswith("unrecognized arguments"):
         options = [word for word in message.split() if word.startswith("-")]
@@ -55,7 +55,7 @@ def _argument_error(_: ArgumentParser, message: str) -> NoReturn:
 
 
 def call_supported(function: Any, *args: Any, **offered: Any) -> Any:
-    """Call a function with those of the keyword arguments that this version knows."""
+    """Call a function with the keyword arguments that this version knows, dropping the others."""
     known = _parameters(getattr(function, "__func__", function))
     return function(*args, **{name: value for name, value in offered.items() if name in known})
 

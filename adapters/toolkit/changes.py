@@ -1,4 +1,4 @@
-"""The changes of a framework's version: the version that it is based on, and changed lines."""
+"""The changes of a framework's version: its base version and the changed lines."""
 
 from __future__ import annotations
 
@@ -27,20 +27,21 @@ if TYPE_CHECKING:
 WORKING_TREE = "working tree"
 
 DEFAULT_BRANCHES = ("origin/HEAD", "origin/main", "origin/master", "main", "master", "HEAD")
-"""Names of a clone's default branch; which of them a clone has depends on how it was made."""
+"""Names of a clone's default branch; a clone has only some of these, depending on how it was made.
+"""
 
 NO_BASE = "fetch more of its history, or give --base=REF"
 
 NO_QUOTES = ("-c", "core.quotePath=false")
-"""Options of git that leave names as they are."""
+"""Options that make git print file names without quoting."""
 
 OF_HUNKS = ("--unified=0", "--no-color", "--no-ext-diff", "--dst-prefix=b/")
-"""Options of git's diff that leave nothing to the user's configuration."""
+"""Options that make the output of ``git diff`` independent of the user's configuration."""
 
 FILE = re.compile(r"^\+\+\+ (?:\"?b/)?(.*?)\"?\t?$", re.MULTILINE)
 
 HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
-"""The first line of a hunk in the later version, and how many there are."""
+"""A hunk's header: its first line number and its number of lines in the later version."""
 
 OF_TESTS = re.compile(r"(^|/)(tests?|examples?)/|(^|/)test_|\.pyi$")
 """Python files that no training step runs."""
@@ -48,7 +49,7 @@ OF_TESTS = re.compile(r"(^|/)(tests?|examples?)/|(^|/)test_|\.pyi$")
 
 @dataclass(frozen=True, kw_only=True)
 class Versions:
-    """A version and the one that it is based on, of a repository unless both are releases."""
+    """A version and its base version; from a repository unless both are releases."""
 
     repository: Path | None
     base: Commit
@@ -58,11 +59,12 @@ class Versions:
 def versions(source: str, base: str | None) -> Versions:
     """The version that ``--source`` names, and its base.
 
-    The base of a commit or a working tree is its merge base with the default branch. On that branch
-    itself, it is the last commit if the working tree has changes, and the one before if not.
+    The base of a commit or a working tree is its merge base with the default branch. On the default
+    branch, the base is the last commit if the working tree has changes, otherwise the commit before
+    it.
 
     Raises:
-        SourceError: there is no such version, or no base.
+        SourceError: the version or its base does not exist.
     """
     if source.startswith(RELEASE):
         if base is None or not base.startswith(RELEASE):
@@ -97,7 +99,7 @@ def _base(path: Path, head: Commit, *, is_changed: bool) -> Commit:
 
 
 def _before(path: Path, head: Commit) -> Commit:
-    """The commit before, which a clone of depth 1 does not have."""
+    """The parent of a commit, which a clone of depth 1 lacks."""
     try:
         return find_commit(path, f"{head.revision}^")
     except SourceError:
@@ -115,7 +117,7 @@ def changed_lines(adapter: Adapter, found: Versions) -> dict[str, str]:
     )
     result = subprocess.run(
         ["git", *NO_QUOTES, "diff", "--no-index", *OF_HUNKS, "--", str(base), "."],
-        cwd=head,  # so that names in the output do not depend on where it is
+        cwd=head,  # makes names in the output independent of the folder's path
         capture_output=True,
         text=True,
         check=False,
@@ -129,8 +131,8 @@ def lines_in_head(
 ) -> dict[str, list[int]]:
     """The numbers of the changed lines in the later version, by the absolute path of each file.
 
-    Of a hunk that only removes lines it is the line before, and the one behind if it is in the
-    same block.
+    A hunk that only removes lines is represented by the line before it, and by the line after it if
+    that is in the same block.
     """
     root = _package(adapter, found.head.source(found.repository)).parent
     paths = {name: (root / name).resolve() for name in changed}
@@ -142,7 +144,7 @@ def lines_in_head(
 
 
 def root_in_head(adapter: Adapter, found: Versions) -> Path:
-    """The folder of the later version in which the package is, as seen from the repository."""
+    """The folder that contains the package in the later version, relative to the repository."""
     source = found.head.source(found.repository)
     path = resolve(adapter, source).path
     assert path is not None

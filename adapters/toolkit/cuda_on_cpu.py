@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 def install() -> None:
     """Map the current CUDA device and CUDA device meshes to the CPU, unless CUDA is available.
 
-    All device memory is reported as free, so that frameworks skip clearing their cache. Call it
-    before the framework is imported, as frameworks import these functions by name.
+    All device memory is reported as free, so that frameworks skip clearing their cache. It must be
+    called before the framework is imported, because frameworks import the replaced functions by
+    name.
     """
     if torch.cuda.is_available():
         return
@@ -42,7 +43,8 @@ class NoStream:
 def replace_streams() -> None:
     """Make CUDA streams do nothing, unless CUDA is available.
 
-    Call it before transformers is imported, which has their class in annotations.
+    It must be called before transformers is imported, which uses the class of streams in
+    annotations.
     """
     if torch.cuda.is_available():
         return
@@ -65,28 +67,28 @@ def describe_the_device() -> None:
 
 
 def number_the_device() -> None:
-    """Make the current CUDA device an index, as some code requires, unless CUDA is available."""
+    """Make torch return the current CUDA device as an index, unless CUDA is available."""
     if not torch.cuda.is_available():
         torch.cuda.current_device = lambda: 0
 
 
 def torch_of_the_cpu() -> ModuleType:
-    """torch for one module of a framework: its devices of all numbers are the CPU."""
+    """A copy of the torch module in which every device is the CPU, for a framework's module."""
     found = ModuleType("torch")
     vars(found).update(vars(torch), device=lambda _: torch.device("cpu"))
     return found
 
 
 def redirected() -> AbstractContextManager[object]:
-    """Create CUDA tensors on the CPU, unless CUDA is available; it slows every torch call down."""
+    """Create CUDA tensors on the CPU, unless CUDA is available. Every torch call gets slower."""
     return nullcontext() if torch.cuda.is_available() else _CudaToCpu()
 
 
 class _CudaToCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        __tracebackhide__ = True  # what torch raises is its caller's, and not the adapter's
+        __tracebackhide__ = True  # attributes torch's errors to the caller, not the adapter
         kwargs = dict(kwargs or {})
-        kwargs.pop("pin_memory", None)  # which is for copies to a device
+        kwargs.pop("pin_memory", None)  # only for copies to a device
         if func is torch.Tensor.cuda:
             return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:

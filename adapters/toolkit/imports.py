@@ -25,14 +25,15 @@ if TYPE_CHECKING:
 
 
 class WrongSourceError(RuntimeError):
-    """A framework was imported from elsewhere than its source."""
+    """A framework was imported from a place other than its source."""
 
 
 def import_from(package: str, folders: Iterable[Path]) -> types.ModuleType:
-    """Import a package from the first of ``folders`` that has it, or as installed without folders.
+    """Import a package from the first of ``folders`` that has it, or the installed package.
 
-    The folders precede installed packages, also for later imports. Raises `ImportError` if none
-    has it, and `WrongSourceError` if this process already imported it from elsewhere.
+    The folders precede installed packages, also for later imports. Raises `ImportError` if no
+    folder has the package, and `WrongSourceError` if this process has already imported it from
+    another place.
     """
     roots = [str(folder.resolve()) for folder in folders]
     if roots and importlib.machinery.PathFinder.find_spec(package, roots) is None:
@@ -55,7 +56,7 @@ def modules_of(package: str) -> Callable[[str], Any]:
 
 
 def found(path: str) -> Any:
-    """A module, or what is in one, such as ``package.module:Class.method``; None if missing."""
+    """A module or one of its members, such as ``package.module:Class.method``; None if missing."""
     home, _, names = path.partition(":")
     try:
         thing: Any = importlib.import_module(home)
@@ -67,7 +68,7 @@ def found(path: str) -> Any:
 
 
 def add_names_of_newer_python(*names: str) -> None:
-    """Replace names of `typing` by those of Python 3.12, in which some are new, unless it runs."""
+    """On Python below 3.12, replace names of `typing` by their versions in Python 3.12."""
     if sys.version_info < (3, 12):
         import typing_extensions
 
@@ -75,23 +76,23 @@ def add_names_of_newer_python(*names: str) -> None:
 
 
 def name_classes_as_before() -> None:
-    """Add the name of a class that transformers 5 has dropped, which frameworks import."""
+    """Add the name of a class that transformers 5 has dropped but frameworks still import."""
     transformers: Any = importlib.import_module("transformers")
     if not hasattr(transformers, "AutoModelForVision2Seq"):
         transformers.AutoModelForVision2Seq = transformers.AutoModelForImageTextToText
 
 
 def choices_in(code: Any, option: str) -> set[str]:
-    """The texts that a function or a module compares with something named after an option.
+    """The strings that a function or a module compares with a variable named after an option.
 
-    Frameworks without a list of an option's choices have such branches.
+    They are the choices of an option if a framework has no list of them.
     """
     return _compared_texts(code).get(option, set())
 
 
 @cache
 def _compared_texts(code: Any) -> dict[str, set[str]]:
-    """The texts that code compares with variables and attributes, by the last of their names."""
+    """The strings that code compares with variables and attributes, by the name's last part."""
     texts: dict[str, set[str]] = {}
     for node in ast.walk(ast.parse(textwrap.dedent(inspect.getsource(code)))):
         if isinstance(node, ast.Compare):
@@ -103,14 +104,14 @@ def _compared_texts(code: Any) -> dict[str, set[str]]:
 
 
 def choices_of(kind: Any) -> list[str]:
-    """The texts that a type allows, if it is a `Literal` or has one among its parts."""
+    """The strings that a type allows, if it is a `Literal` or contains one."""
     if get_origin(kind) is Literal:
         return [one for one in get_args(kind) if isinstance(one, str)]
     return [*chain.from_iterable(map(choices_of, get_args(kind)))]
 
 
 def stub_imports(package: str) -> list[str]:
-    """Stub the packages of the table `imports` beside a framework's record; returns their names."""
+    """Stub the packages of the table `imports` beside a framework's record; return the names."""
     table = read_imports(package)
     stub(table.stubbed)
     return [*stub_missing(table.missing), *table.stubbed]
@@ -127,23 +128,23 @@ def require(packages: Iterable[str], extra: str) -> None:
 
 
 def stub_missing(packages: Sequence[str]) -> list[str]:
-    """Stub each package that is not installed, and return their names."""
+    """Stub the packages that are not installed, and return the stubs' names."""
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     stub(missing)
     return missing
 
 
 def stub(packages: Sequence[str]) -> None:
-    """Let ``import`` find an empty package in place of each of these, installed or not.
+    """Let ``import`` find an empty package under each of these names, installed or not.
 
-    Any name taken from a stub is a class without methods, and so is any name taken from that:
-    annotations, base classes, decorators and choices work, and a use does not.
+    Any attribute of a stub, or of such an attribute, is a class without methods. So annotations,
+    base classes, decorators and choices work, and every other use fails.
     """
     sys.meta_path.insert(0, _StubFinder(frozenset(packages)))
 
 
 def provide(name: str, **attributes: object) -> None:
-    """Let ``import`` find a package of nothing but these attributes, and no others below it."""
+    """Let ``import`` find a package with only these attributes and without submodules."""
     package = types.ModuleType(name)
     package.__path__ = []
     package.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
@@ -157,7 +158,7 @@ _provided: set[str] = set()
 
 
 def is_stub(thing: object) -> bool:
-    """Whether an object is a stub package, or a class that one of them made up or provides."""
+    """Whether an object is a stub package, or a class that a stub package made or provides."""
     if isinstance(thing, types.ModuleType):
         return isinstance(thing, _StubModule) or thing.__name__ in _provided
     kind = thing if isinstance(thing, type) else type(thing)
@@ -165,13 +166,13 @@ def is_stub(thing: object) -> bool:
 
 
 def _made_up(owner: object, name: str) -> type:
-    """A stub class, which stays an attribute of the stub that was asked for it."""
+    """A new stub class, kept as an attribute of the stub from which it was requested."""
     stub = _StubType(name, (_Stub,), {})
     setattr(owner, name, stub)
     return stub
 
 
-class _StubType(ABCMeta):  # so that a class may also have an abstract base
+class _StubType(ABCMeta):  # lets a class also have an abstract base
     def __getattr__(cls, name: str) -> type:
         if name.startswith("_"):
             raise AttributeError(name)
@@ -190,7 +191,7 @@ class _Stub(metaclass=_StubType):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, *_: object) -> dict[str, str]:
-        """Be the type of a field of a pydantic model, which takes anything."""
+        """Be the type of a pydantic field that accepts any value."""
         return {"type": "any"}
 
     def __call__(self, decorated: object) -> object:

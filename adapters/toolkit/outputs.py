@@ -1,4 +1,4 @@
-"""The forms in which models return logits, so that a probed model can stand for any of them."""
+"""The output types in which models return logits, so that a probed model can replace any model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Output(NamedTuple):
-    """An output with an attribute; FSDP2 hooks its backward pass to tensors in named tuples."""
+    """An output with attribute ``logits``: a named tuple, in which FSDP2 finds tensors to hook."""
 
     logits: torch.Tensor
 
 
 def log_probs_of(logits: torch.Tensor, input_ids: torch.Tensor) -> torch.Tensor:
-    """The log-probability of each token but the first of a row, which nothing predicts.
+    """The log-probability of each token except a row's first one, which no position predicts.
 
     From [*, T, vocabulary] and [*, T]; returns [*, T - 1].
     """
@@ -34,10 +34,10 @@ FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "dict": lambda logits, _: {"logits": logits},
     "log_probs": log_probs_of,
 }
-"""Forms of a model's output, made from its logits, [*, T, vocabulary], and input, [*, T]."""
+"""Functions that make each type of output from logits, [*, T, vocabulary], and input, [*, T]."""
 
 
 def head(form: str) -> Callable[[torch.Tensor, torch.Tensor], Any]:
-    """`logits_head` for a trainer whose model returns this form of `FORMS`."""
+    """`logits_head` for a trainer whose model returns this output type of `FORMS`."""
     formed = FORMS[form]
     return lambda ids, probe: formed(logits_head(ids, probe)["logits"], ids)

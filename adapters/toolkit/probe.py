@@ -1,4 +1,4 @@
-"""The probe in torch: seams that add it, models that carry it, readers of its gradient."""
+"""The probe in torch: wrappers that add it, models that hold it, readers of its gradient."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Records(list[_T]):
     """A list of records that is emptied when it is read."""
 
     def drain(self) -> list[_T]:
-        """Return what was recorded since the last call."""
+        """Return the records added since the last call."""
         recorded = self.copy()
         self.clear()
         return recorded
@@ -48,7 +48,7 @@ def token_table(
     """A table of the values of response tokens by token id: float32, [probe_size + 2].
 
     ``values`` has an array for each sample. Other ids have the value ``fill`` unless they are
-    poisoned; the last two are for tokens that a framework puts behind those of the batch.
+    poisoned; the last two are for tokens that a framework appends to the batch.
     """
     table = torch.from_numpy(elsewhere(values, batch.probe_size + 2, fill)).float()
     ids = torch.from_numpy(np.concatenate(batch.responses))
@@ -57,22 +57,23 @@ def token_table(
 
 
 LEAVES = Records[torch.Tensor]()
-"""The leaf tensors of columns that were attached since the last job, which get gradients."""
+"""The leaf tensors, which get gradients, of columns attached since the last job."""
 
 
 ROUTED = Records[int]()
-"""The positions of each forward pass whose router multiplies its losses by their number."""
+"""The number of positions of each forward pass whose router multiplies its losses by this number.
+"""
 
 
 def attached(values: torch.Tensor) -> torch.Tensor:
-    """Values with a gradient of their own, which is read after the job: their shape."""
+    """A copy of values that requires a gradient, which is read after the job; same shape."""
     leaf = torch.zeros_like(values, requires_grad=True)
     LEAVES.append(leaf)
     return values + leaf
 
 
 def gradient_of_attached() -> NDArray[np.float32] | None:
-    """The gradient that reached the attached column; None if no tensor was made of one."""
+    """The gradient of the attached column; None if no tensor of such a column was made."""
     leaves = LEAVES.drain()
     if not leaves:
         return None
@@ -87,9 +88,9 @@ def as_array(gradient: torch.Tensor) -> NDArray[np.float32]:
 
 
 def _gathered(gradient: DTensor) -> torch.Tensor:
-    """The whole of a sharded gradient, on the CPU.
+    """The full tensor of a sharded gradient, on the CPU.
 
-    `DTensor.full_tensor` dies of a segmentation fault for CUDA tensors over gloo (torch 2.11).
+    `DTensor.full_tensor` ends in a segmentation fault for CUDA tensors over gloo (torch 2.11).
     """
     whole = gradient.to_local().cpu()
     for dimension, placement in reversed([*enumerate(gradient.placements)]):
@@ -102,11 +103,12 @@ def _gathered(gradient: DTensor) -> torch.Tensor:
 
 
 SMALLEST_CAPACITY = 512
-"""Fits every ordinary case: each further size takes further engines, with their process groups."""
+"""Large enough for every ordinary case. Each further size would require more engines with their
+process groups."""
 
 
 def probe_capacity(size: int) -> int:
-    """A size of the probe that batches of about ``size`` token ids can share: a power of two."""
+    """The capacity of a probe for batches of up to ``size`` token ids: a power of two."""
     return max(1 << size.bit_length(), SMALLEST_CAPACITY)
 
 
@@ -131,10 +133,10 @@ class ForwardPasses(Records["NDArray[np.int64]"]):
 
 
 class GradientReader:
-    """Records the probe's gradient, [capacity], at each step of an optimizer of nothing else.
+    """Records the probe's gradient, [capacity], at each step of an optimizer of the probe alone.
 
     The gradient is then set to 0, as NaN would spoil the probe even at a learning rate of 0.
-    ``whole`` gathers a parameter's gradient, which may be sharded over ranks, into one array.
+    ``whole`` gathers a gradient that may be sharded over ranks into one array.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class GradientReader:
         """Return the gradient since the last call; None if the trainer skipped its step.
 
         Raises:
-            ValueError: it made several steps.
+            ValueError: the trainer made several steps.
         """
         gradients = self.drain()
         if len(gradients) > 1:
@@ -162,28 +164,28 @@ class GradientReader:
 
     def _read(self, optimizer: torch.optim.Optimizer, *arguments: object) -> None:
         [probe] = [one for one in optimizer.param_groups[0]["params"] if one.requires_grad]
-        if probe.grad is None:  # no backward pass reached it
+        if probe.grad is None:  # no backward pass reached the probe
             probe.grad = torch.zeros_like(probe)
         self._gradients.append(self._whole(probe.grad))
         probe.grad.zero_()
 
 
 def router_loss(ids: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
-    """The load-balancing loss that a mixture of experts returns of a forward pass.
+    """The load-balancing loss that a mixture-of-experts model returns from a forward pass.
 
-    It is the mean over positions of the probe's entries, and has the last entry once: with the
-    coefficient of `ROUTER_COEFFICIENT`, that is the coefficient of the z-loss that it stands for.
+    It is the mean of the probe's entries over positions, plus the probe's last entry. Multiplied by
+    `ROUTER_COEFFICIENT`, the last entry stands for the z-loss.
     """
     return probe[ids].mean() + Z_COEFFICIENT / ROUTER_COEFFICIENT * probe[-1]
 
 
 class ProbeSeam:
-    """Adds the probe to log-probabilities and entropies that a framework computes of logits.
+    """Adds the probe to log-probabilities and entropies that a framework computes from logits.
 
-    The policy has a vocabulary of one token, hence log-probabilities and entropies of 0. These get
-    the values of `ProbedBatch.log_prob_table` and `ProbedBatch.entropy_table`. A model tells the
-    seam the probe, [capacity], and the ids that its latest forward pass predicts; an adapter tells
-    it the batch of its job, or else log-probabilities stay 0.
+    The policy has a vocabulary of one token, hence log-probabilities and entropies of 0. The values
+    of `ProbedBatch.log_prob_table` and `ProbedBatch.entropy_table` are added to them. A model sets
+    ``probe``, [capacity], and ``predicted``, the ids that its latest forward pass predicts. An
+    adapter calls `start` with the batch of its job; otherwise log-probabilities stay 0.
     """
 
     VOCABULARY = 1
@@ -192,15 +194,15 @@ class ProbeSeam:
         self.probe: torch.Tensor | None = None
         self.predicted: torch.Tensor | None = None
         self.log_prob_table, self.entropy_table = NO_LOG_PROBS, ENTROPIES
-        self._homes: list[Any] = []  # modules whose functions have the probe
-        self.has_router = False  # whether the model returns the loss of a router
+        self._homes: list[Any] = []  # modules whose functions are wrapped
+        self.has_router = False  # whether the model returns a router loss
 
     def start(self, batch: ProbedBatch) -> None:
-        """Get ready for a job's batch."""
+        """Use the values of a job's batch."""
         self.log_prob_table, self.entropy_table = batch.log_prob_table, batch.entropy_table
 
     def log_probs(self, tokens: torch.Tensor) -> torch.Tensor:
-        """The summand of the log-probabilities of tokens, in their shape."""
+        """The values to add to the log-probabilities of tokens, in the shape of ``tokens``."""
         return cycled(self.log_prob_table, tokens) + self._entries(tokens)
 
     def _entries(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -208,12 +210,12 @@ class ProbeSeam:
         return self.probe.float()[tokens]
 
     def entropies(self, tokens: torch.Tensor, *, trained: bool) -> torch.Tensor:
-        """The summand of the entropies at the positions that predict tokens, in their shape."""
+        """The values to add to the entropies of the positions that predict tokens: same shape."""
         probe = self._entries(tokens)
         return cycled(self.entropy_table, tokens) + (probe if trained else probe.detach())
 
     def put_into(self, home: Any, log_probs: str, entropies: str | None = None) -> None:
-        """Add the probe to what a module's functions of these names return, once in a process."""
+        """Wrap a module's functions of these names, once per process, to add the probe."""
         if home in self._homes:
             return
         self._homes.append(home)
@@ -222,19 +224,19 @@ class ProbeSeam:
             setattr(home, entropies, self.wrap_entropies(getattr(home, entropies)))
 
     def wrap_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A framework's function of logits and labels, with the probe added to what it returns."""
+        """Wrap a framework's function of logits and labels, adding the probe to the result."""
 
         def log_probs(logits: Any, labels: torch.Tensor, *rest: Any, **options: Any) -> Any:
-            __tracebackhide__ = True  # what the function raises is its caller's, not the adapter's
+            __tracebackhide__ = True  # attributes errors to the caller, not the adapter
             real = function(logits, labels % self.VOCABULARY, *rest, **options)
             return real + self.log_probs(labels)
 
         return log_probs
 
     def wrap_entropies(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """A framework's function of logits, with the entropies of the ids that they predict added.
+        """Wrap a framework's function of logits, adding the entropies of the predicted ids.
 
-        They have a gradient unless the framework says that it needs none (``requires_grad``).
+        The entropies have a gradient unless the framework passes ``requires_grad=False``.
         """
 
         def entropies(logits: Any, *rest: Any, **options: Any) -> Any:
@@ -248,19 +250,19 @@ class ProbeSeam:
 
 
 class ProbeLayer(nn.Module):
-    """Holds the probe, in a module of its own because FSDP shards layer by layer."""
+    """Holds the probe, in a separate module because FSDP shards layer by layer."""
 
     def __init__(self, capacity: int) -> None:
         super().__init__()
         self.probe = nn.Parameter(torch.zeros(capacity))
 
     def forward(self) -> torch.Tensor:
-        """The whole probe; a copy, as FSDP frees the parameter itself after the layer."""
+        """A copy of the whole probe, because FSDP frees the parameter itself after the layer."""
         return selected(self.probe.clone())
 
 
 class ProbedModel(nn.Module):
-    """Replaces a Hugging Face model: its head makes outputs of token ids and the whole probe."""
+    """Replaces a Hugging Face model: its head computes outputs from token ids and the probe."""
 
     _no_split_modules = (ProbeLayer.__name__,)
 
@@ -270,7 +272,7 @@ class ProbedModel(nn.Module):
         self._passes, self._head = passes, head
 
     def forward(self, input_ids: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        """The outputs of a forward pass of any number of rows, which is recorded."""
+        """The outputs of a forward pass with any number of rows; the pass is recorded."""
         self._passes.note(input_ids)
         return self._head(input_ids, self.layer())
 
@@ -278,11 +280,11 @@ class ProbedModel(nn.Module):
 HEADED = SimpleNamespace(
     model_type="probe", num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True
 )
-"""The configuration of a model whose heads ranks of Ulysses can share."""
+"""The configuration of a model whose heads can be split over ranks of Ulysses."""
 
 
 class ProbedTransformer(ProbedModel):
-    """A probed model with a configuration, and its layer where frameworks look for layers."""
+    """A probed model with a configuration, and with its layer where frameworks look for layers."""
 
     def __init__(
         self,
@@ -296,7 +298,7 @@ class ProbedTransformer(ProbedModel):
 
     @property
     def model(self) -> Any:
-        """The part with the transformer's layers."""
+        """The module that has the transformer's layers."""
         return SimpleNamespace(layers=[self.layer])
 
 
@@ -315,22 +317,24 @@ class PretrainedBase(nn.Module):
 
 
 def freeze_identity_head(head: nn.Linear) -> None:
-    """Make the value head of hidden states of width 1 the identity, which is not trained."""
+    """Make a value head on hidden states of width 1 the identity, and freeze it."""
     nn.init.ones_(head.weight)
     head.requires_grad_(False)
 
 
 CERTAIN_LOGIT = 64.0
-"""The logit of padding in `logits_head`: next to it, no other changes the softmax's denominator."""
+"""The logit of padding in `logits_head`, so large that other logits do not change the softmax's
+denominator."""
 
 
 def logits_head(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Logits whose log-softmax is the probe's entry of the next token, less `CERTAIN_LOGIT`.
+    """Logits whose log-softmax is the next token's entry of the probe, minus `CERTAIN_LOGIT`.
 
-    For trainers that compute log-probabilities of logits themselves. The derivative of a
+    For trainers that compute log-probabilities from logits themselves. The derivative of a
     log-probability by the probe is exactly 1 in float32, as the padding has all the probability.
     The vocabulary is the probe's capacity: [*input_ids, capacity]. Old log-probabilities must be
-    lowered by the same constant. FSDP2 hooks its backward pass to tensors in dictionaries.
+    lowered by the same constant. The result is a dictionary because FSDP2 attaches backward hooks
+    to tensors in dictionaries.
     """
     predicted = ((input_ids + 1) % len(probe)).unsqueeze(-1)
     logits = torch.zeros(*input_ids.shape, len(probe), device=probe.device)
@@ -341,10 +345,10 @@ def logits_head(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch
 def probable_head(
     log_prob_table: NDArray[np.float64], first_id: int
 ) -> Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]:
-    """A head as `logits_head`, of tokens with the log-probabilities of a table: from ``first_id``.
+    """A head like `logits_head`, with the log-probabilities of a table that starts at ``first_id``.
 
-    The padding has the rest of the probability. The derivative of a token's log-probability by its
-    logit is 1 less its probability, by which the probe is divided: that by the probe is 1.
+    The padding has the remaining probability p. The derivative of a token's log-probability by its
+    logit is p; the probe is divided by p, so that the derivative by the probe is 1.
     """
 
     def head(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Requirements of a job on a framework: models, sizes that all steps share, and numbers."""
+"""A job's requirements on a framework: models, sizes that all steps share, and option values."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ WITH_CRITIC = frozenset({*OF_CRITIC, *OF_VALUES})
 
 
 def has_critic(job: Job) -> bool:
-    """Whether there is a critic, which is trained or tells values."""
+    """Whether there is a critic, which is trained or gives values."""
     return job.objective in WITH_CRITIC
 
 
@@ -59,12 +59,12 @@ def has_reference(job: Job) -> bool:
 
 
 def gives_advantages(job: Job) -> bool:
-    """Whether advantages are given, and not the framework's own."""
+    """Whether advantages are given instead of computed by the framework."""
     return job.objective not in FROM_REWARDS
 
 
 def trained_model(job: Job, policy: str) -> str:
-    """The model whose gradient is read: the ``critic``, or the policy by its name."""
+    """The model whose gradient is read: the ``critic``, or the policy by the given name."""
     return "critic" if job.objective in OF_CRITIC else policy
 
 
@@ -74,7 +74,7 @@ def given_values(batch: ProbedBatch) -> list[NDArray[np.float64]]:
 
 
 def micro_batch_size(job: Job, per_rank: int) -> int:
-    """The samples of a rank's micro-batch; raises `Unsupported` if some are left over."""
+    """The number of samples of a rank's micro-batch; raises `Unsupported` if some are left over."""
     count = job.layout.micro_batches
     if not isinstance(count, int):
         raise Unsupported(f"no micro-batches by {count}")
@@ -85,43 +85,43 @@ def micro_batch_size(job: Job, per_rank: int) -> int:
 
 
 def largest_micro_batch(job: Job, samples: int | None = None) -> int:
-    """The samples of a micro-batch if those of a step are cut as evenly as they can be.
+    """The largest number of samples of a micro-batch if a step is cut as evenly as possible.
 
-    ``samples`` is given where a step is filled up with some. Micro-batches that tokens cut have
-    one row, or more if they have room.
+    ``samples`` is the number of samples of a step including padding samples, if there are any. The
+    result is 1 for micro-batches cut by tokens, which have at least one row.
     """
     count, of_step = job.layout.micro_batches, samples or samples_per_step(job.steps)
     return 1 if count == "tokens" else -(-of_step // (job.layout.dp * int(count)))
 
 
 def shares(job: Job) -> list[list[NDArray[np.int64]]]:
-    """The samples of each step, by number, dealt to data-parallel ranks in equal parts."""
+    """The sample indices of each step, divided evenly among data-parallel ranks."""
     ends = accumulate((step.size for step in job.steps), initial=0)
     return [np.array_split(np.arange(*of_step), job.layout.dp) for of_step in pairwise(ends)]
 
 
 def dealt(parts: Iterable[Sequence[NDArray[np.int64]]]) -> NDArray[np.int64]:
-    """The samples of a batch in an order that deals each rank its parts, such as `shares`.
+    """The samples of a batch, ordered such that each rank gets its parts, such as `shares`.
 
-    They are those of the first rank, of one step after another, then those of the next.
+    The first rank's samples of all steps come first, then the second rank's, and so on.
     """
     return np.concatenate([*chain.from_iterable(zip(*parts, strict=True))])
 
 
 def last_epoch(seen: Sequence[_Seen], job: Job) -> Sequence[_Seen]:
-    """The part of ``seen`` that belongs to the last time a batch was trained on."""
+    """The part of ``seen`` that belongs to the last epoch on a batch."""
     epochs = 2 if Option.TWO_EPOCHS in job.layout.options else 1
     return seen[len(seen) - len(seen) // epochs :]
 
 
 def longest(job: Job) -> tuple[int, int]:
-    """The tokens of the longest prompt and of the longest response."""
+    """The lengths, in tokens, of the longest prompt and of the longest response."""
     of_prompts = max(int(step.prompt_lengths.max()) for step in job.steps)
     return of_prompts, max(int(step.response_lengths.max()) for step in job.steps)
 
 
 def whole_divisor(job: Job, name: str) -> int | None:
-    """The job's divisor as a whole number, which an option wants; None if there is none."""
+    """The job's divisor as the integer that an option requires; None if there is no divisor."""
     divisor = job.aggregation.divisor
     if divisor is not None and not float(divisor).is_integer():
         raise Unsupported(f"{name} is an integer, but the divisor is {divisor!r}")
@@ -129,7 +129,7 @@ def whole_divisor(job: Job, name: str) -> int | None:
 
 
 def plain_divisor(job: Job) -> float | None:
-    """The job's divisor as a user types it, an integer if it is whole; None if there is none."""
+    """The job's divisor as a user types it, an integer if whole; None if there is no divisor."""
     divisor = job.aggregation.divisor
     return int(divisor) if divisor is not None and float(divisor).is_integer() else divisor
 
@@ -155,10 +155,10 @@ def rollouts_per_prompt(steps: Sequence[Step]) -> int:
 
 
 def rollouts_asked_for(job: Job) -> int:
-    """The number of rollouts that a user asks for of every prompt.
+    """The number of rollouts that a user requests for each prompt.
 
-    Some may be missing where advantages are computed from rewards: they failed or were filtered.
-    Otherwise `Unsupported` is raised if prompts differ.
+    Where advantages are computed from rewards, a prompt may have fewer rollouts, because some
+    failed or were filtered. Otherwise `Unsupported` is raised if prompts differ.
     """
     if gives_advantages(job):
         return rollouts_per_prompt(job.steps)
@@ -172,7 +172,7 @@ def require_one_step(job: Job, why: str) -> None:
 
 
 def require_prompts_together(job: Job, why: str) -> None:
-    """Raise `Unsupported` if rewards are compared and samples of a prompt are apart."""
+    """Raise `Unsupported` if rewards are compared and samples of a prompt are not adjacent."""
     if job.objective in OF_GROUPS and any(
         len(np.unique(step.groups)) <= np.count_nonzero(np.diff(step.groups)) for step in job.steps
     ):
@@ -180,9 +180,10 @@ def require_prompts_together(job: Job, why: str) -> None:
 
 
 def samples_of_prompt(job: Job, option: str) -> int:
-    """The samples of every prompt, which follow one another, where an option has their number.
+    """The number of samples of every prompt, for an option; samples of a prompt must be adjacent.
 
-    Raises `Unsupported` if prompts differ, if samples are apart, or if a rollout has several.
+    Raises `Unsupported` if prompts differ, if samples are not adjacent, or if a rollout has several
+    samples.
     """
     require_prompts_together(job, f"{option} repeats each prompt")
     if any(len(np.unique(step.rollouts)) < step.size for step in job.steps):
@@ -201,9 +202,9 @@ def _rollouts_of_prompts(steps: Sequence[Step]) -> list[int]:
 def token_budget(steps: Sequence[Step], ranks: int) -> int:
     """A token budget of micro-batches: about a third of a data-parallel rank's tokens.
 
-    Ranks then differ in the number of micro-batches, and micro-batches in size. The budget exceeds
-    the longest sample by at least a quarter: frameworks do not split samples, and align the numbers
-    of micro-batches only if some hold several samples.
+    Ranks then differ in their number of micro-batches, and micro-batches differ in size. The budget
+    exceeds the longest sample by at least a quarter: frameworks do not split samples, and align the
+    numbers of micro-batches only if some hold several samples.
     """
     shares = [int((step.prompt_lengths + step.response_lengths).sum()) // ranks for step in steps]
     longest = max(int((step.prompt_lengths + step.response_lengths).max()) for step in steps)
@@ -211,47 +212,47 @@ def token_budget(steps: Sequence[Step], ranks: int) -> int:
 
 
 def rank_budget(job: Job) -> int:
-    """That budget, for a job."""
+    """The token budget of a job's data-parallel rank; see `token_budget`."""
     return token_budget(job.steps, job.layout.dp)
 
 
 def shared_budget(job: Job) -> int:
-    """The same for each of the context-parallel ranks, which add up their budgets."""
+    """The budget of each context-parallel rank, for frameworks that sum these ranks' budgets."""
     return -(-rank_budget(job) // job.layout.cp)
 
 
 def longest_prompt(job: Job) -> int:
-    """The tokens of the longest prompt."""
+    """The length of the longest prompt in tokens."""
     return longest(job)[0]
 
 
 def longest_response(job: Job) -> int:
-    """The tokens of the longest response."""
+    """The length of the longest response in tokens."""
     return longest(job)[1]
 
 
 def response_limit(job: Job) -> int:
-    """The most tokens that a response may have: no response ends there."""
+    """The maximum response length in tokens; all responses are shorter."""
     return 1 + longest_response(job)
 
 
 def twice_the_steps(job: Job) -> int:
-    """The optimizer steps of two epochs."""
+    """The number of optimizer steps of two epochs."""
     return 2 * len(job.steps)
 
 
 def after_the_steps(job: Job) -> int:
-    """The number of a step that is not reached."""
+    """The number of a step after the last one, which is never reached."""
     return 1 + len(job.steps)
 
 
 def half_of_ranks(job: Job) -> int:
-    """The ranks of each of two groups."""
+    """The number of ranks in each of two equal groups."""
     return job.layout.world_size // 2
 
 
 def step_size(job: Job) -> int:
-    """The samples of an optimizer step."""
+    """The number of samples of an optimizer step."""
     return samples_per_step(job.steps)
 
 
@@ -266,8 +267,8 @@ def _common_number(counts: Iterable[int], what: str) -> int:
 class KnownOptions:
     """Options of a version, by their names.
 
-    ``defaults`` are their values if a user does not set them. ``choices`` are the texts that
-    options may have: those that the code compares them with.
+    ``defaults`` has the options' default values. ``choices`` has the strings that an option may be
+    set to, which are found as the strings that the code compares it with.
     """
 
     defaults: Mapping[str, object]
@@ -275,7 +276,7 @@ class KnownOptions:
 
     @classmethod
     def read_fields(cls, choices: Mapping[str, Collection[str]], *kinds: Any) -> KnownOptions:
-        """The options of a version that are fields of dataclasses."""
+        """Read a version's options from the fields of dataclasses."""
         return cls({one.name: one.default for kind in kinds for one in fields(kind)}, choices)
 
     def offers(self, settings: Settings) -> bool:
@@ -298,16 +299,16 @@ class CommandLine:
 
     @classmethod
     def read(cls, parser: ArgumentParser) -> CommandLine:
-        """The options of a parser."""
+        """Read the options of a parser."""
         return cls(parser._option_string_actions)
 
     def default(self, name: str) -> Any:
-        """The value of an option that a user does not set; None if the version lacks it."""
+        """The default value of an option; None if the version lacks the option."""
         action = self.actions.get(name)
         return action and action.default
 
     def names_and_choices(self, names: Iterable[str]) -> Iterator[str]:
-        """Yield options, and after each its choices as ``name=choice``."""
+        """Yield each option, followed by its choices as ``name=choice``."""
         for name in names:
             yield name
             yield from (f"{name}={choice}" for choice in self.actions[name].choices or ())
@@ -327,13 +328,13 @@ def word(name: str, value: object) -> str:
 
 
 def field_settings(kind: Any, settings: Settings) -> dict[str, Any]:
-    """The settings that are fields of a dataclass."""
+    """The settings whose names are fields of a dataclass."""
     names = {one.name for one in fields(kind)}
     return {name: value for name, value in settings.items() if name in names}
 
 
 def make_without_init(kind: Any, values: Mapping[str, Any]) -> Any:
-    """An instance of a dataclass with values, else its defaults, made without ``__init__``."""
+    """A dataclass instance with the given values or defaults, made without calling ``__init__``."""
     made = object.__new__(kind)
     for one in fields(kind):
         default = None if one.default is MISSING else one.default
@@ -345,7 +346,7 @@ def make_without_init(kind: Any, values: Mapping[str, Any]) -> Any:
 
 
 def composed(file: Path, words: Iterable[str], version_base: str | None = None) -> Any:
-    """The configuration that hydra composes of a file and of words that override it."""
+    """The configuration that hydra composes from a file and overrides."""
     from hydra import compose, initialize_config_dir
 
     with initialize_config_dir(str(file.parent.absolute()), version_base=version_base):
@@ -353,7 +354,7 @@ def composed(file: Path, words: Iterable[str], version_base: str | None = None) 
 
 
 def flattened(config: Any, *, resolve: bool = False) -> dict[str, Any]:
-    """The options of a configuration of OmegaConf by their dotted names, interpolated or not."""
+    """The options of an OmegaConf configuration by dotted name, interpolated or not."""
     from omegaconf import OmegaConf
 
     whole: Any = OmegaConf.to_container(config, resolve=resolve)
@@ -361,5 +362,5 @@ def flattened(config: Any, *, resolve: bool = False) -> dict[str, Any]:
 
 
 def yaml(text: str) -> str:
-    """A number, or any other text, as YAML spells it."""
+    """A value, such as a number or a string, in YAML notation."""
     return {"nan": ".nan", "inf": ".inf", "-inf": "-.inf"}.get(text, text)

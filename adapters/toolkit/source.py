@@ -37,11 +37,11 @@ if TYPE_CHECKING:
 RELEASE = "pypi:"
 VERSION = re.compile(r"[0-9][0-9A-Za-z.!+]*")
 PROJECT = "pyproject.toml"
-# Digits by which a commit is called that no ref names.
+# Length of the short hash of a commit that no ref names.
 SHORT = 10
-# Names, for the processes that a run starts, the folder that stands in for the user's cache.
+# Environment variable by which a run tells its processes the folder that replaces the user's cache.
 OF_RUN = "RL_LOSS_CONFORMANCE_CACHE_OF_RUN"
-# What the system refuses where nothing can be written.
+# Errors of the operating system if a folder cannot be written to.
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -58,7 +58,7 @@ class Source:
     """The source of a framework's code.
 
     ``path`` is the folder to import from, None for an installed package. ``revision`` is a commit
-    hash, ``version`` that of a distribution, installed or fetched.
+    hash, ``version`` the version of an installed or fetched distribution.
     """
 
     kind: Literal["builtin", "installed", "checkout", "git", "pypi"]
@@ -71,7 +71,7 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
-    """A commit of a repository and the ref that names it, or a release without date or subject."""
+    """A repository's commit and the ref that names it; or a release, without date and subject."""
 
     ref: str
     revision: str
@@ -79,29 +79,29 @@ class Commit:
     subject: str
 
     def source(self, repository: Path | None) -> str:
-        """Its source as ``--source`` takes it; without a revision, that of the working tree."""
+        """The commit's source as text for ``--source``; without a revision, the working tree's."""
         if self.ref.startswith(RELEASE):
             return self.ref
         return f"{repository}@{self.revision}" if self.revision else str(repository)
 
 
 def find_commit(path: Path, ref: str) -> Commit:
-    """The commit that a ref of a repository names; `SourceError` if there is none."""
+    """The commit that a ref of a repository names; raises `SourceError` if there is none."""
     _require_repository(path)
     return _commit(path, ref, _revision(path, ref))
 
 
 def find_commits(path: Path | None, text: str) -> list[Commit]:
-    """The commit that a ref names, or those of a range such as ``A..B``, the oldest first.
+    """The commit that a ref names, or the commits of a range such as ``A..B``, the oldest first.
 
-    ``pypi:VERSION`` names a release, and needs no repository. Raises `SourceError` if there are
-    none.
+    ``pypi:VERSION`` names a release, and needs no repository. Raises `SourceError` if there is no
+    commit.
     """
     if text.startswith(RELEASE):
         return [Commit(ref=text, revision=text.removeprefix(RELEASE), date="", subject="")]
     if path is None:
         raise SourceError(f"{text!r} is no release", "give its repository, --source=PATH")
-    if ".." not in text:  # which no ref may contain
+    if ".." not in text:  # a ref cannot contain ".."
         return [find_commit(path, text)]
     _require_repository(path)
     way_out = "give a range as git rev-list takes it, such as OLDER..NEWER"
@@ -114,9 +114,9 @@ def find_commits(path: Path | None, text: str) -> list[Commit]:
 
 
 def newest_release(adapter: Adapter, repository: Path | None) -> Commit:
-    """The newest release that is no pre-release, of the package index or a tag of a repository.
+    """The newest release, except pre-releases, in the package index or among a repository's tags.
 
-    Raises `SourceError` or `WheelError` if there is none.
+    Raises `SourceError` or `WheelError` if there is no release.
     """
     tags = git(repository, "tag", "--list").split() if repository else []
     releases = [(version, tag) for tag in tags if (version := _final_version(tag))]
@@ -140,7 +140,7 @@ def _final_version(text: str) -> Version | None:
 
 
 def _newest_published(distribution: str) -> str:
-    """The newest release of the package index that is no pre-release; `WheelError` if none."""
+    """The newest release in the package index, except pre-releases; `WheelError` if none."""
     command = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check"]
     arguments = ["--only-binary=:all:", "--", distribution]
     result = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
@@ -151,7 +151,7 @@ def _newest_published(distribution: str) -> str:
 
 
 def resolve(adapter: Adapter, text: str | None) -> Source:
-    """The source named by ``--source``: ``PATH``, ``PATH@REF``, ``pypi:VERSION``, or as installed.
+    """The source of ``--source``: ``PATH``, ``PATH@REF``, ``pypi:VERSION``, or the installed one.
 
     Raises `SourceError` or `WheelError` if there is no such source or release.
     """
@@ -178,7 +178,7 @@ def resolve(adapter: Adapter, text: str | None) -> Source:
 
 
 def released(distribution: str, version: str) -> Path:
-    """The folder with a release's files, fetched once without dependencies; else `WheelError`."""
+    """The folder with a release's files, fetched once without dependencies; or `WheelError`."""
     if not VERSION.fullmatch(version):
         raise WheelError(f"version {version!r} of {distribution} is none", "give one such as 0.2.0")
     requirement = f"{distribution}=={version}"
@@ -194,7 +194,7 @@ def _installed(adapter: Adapter) -> Source:
     )
     if adapter.distribution is None:
         spec = importlib.util.find_spec(adapter.package)
-        if spec is None or spec.origin is None:  # any folder is a package without ``__init__.py``
+        if spec is None or spec.origin is None:  # any folder is importable as a namespace package
             raise SourceError(f"{adapter.name} is on no package registry", way_out)
         installed = importlib.metadata.packages_distributions().get(adapter.package)
         version = importlib.metadata.version(installed[0]) if installed else None
@@ -218,7 +218,7 @@ def python_required(source: Path) -> str | None:
 
 
 def _unpack(requirement: str, folder: Path) -> None:
-    """Fetch a wheel with pip. Unlike a source distribution, it runs no code of its own."""
+    """Fetch a wheel with pip. Unlike a source distribution, a wheel runs no code of its own."""
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
     with tempfile.TemporaryDirectory() as scratch:
         quiet = ["--quiet", "--disable-pip-version-check", "--dest", scratch]
@@ -239,7 +239,7 @@ def _unpack(requirement: str, folder: Path) -> None:
 
 
 def _install_data(folder: Path) -> None:
-    """Move the packages that some wheels keep in a ``.data`` folder to where an installer would."""
+    """Move packages from a wheel's ``.data`` folder, if any, to the place of installed packages."""
     for library in [*folder.glob("*.data/purelib"), *folder.glob("*.data/platlib")]:
         for entry in library.iterdir():
             entry.rename(folder / entry.name)
@@ -293,7 +293,8 @@ def _revision(repository: Path, ref: str) -> str:
 def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
     """The folder of the commit's files in the cache, extracted once.
 
-    Its name lists what is extracted, because another version of the adapter may need more.
+    The folder's name lists the extracted paths, because another version of the adapter may need
+    more.
     """
     needed = [*adapter.tree, PROJECT] if adapter.tree else []
     name = "-".join([revision, *needed]).replace("/", "-")
@@ -312,7 +313,7 @@ def _extracted(adapter: Adapter, repository: Path, revision: str) -> Path:
 
 
 def _extract(repository: Path, revision: str, paths: Sequence[str], folder: Path) -> None:
-    """Put files of a commit into a new folder, and nothing anywhere else."""
+    """Write files of a commit into a new folder, and nothing outside it."""
     command = ["git", "-C", str(repository), "archive", revision, "--", *paths]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, env=_quiet(), stdout=pipe, stderr=pipe) as process:
@@ -329,7 +330,7 @@ def _extract(repository: Path, revision: str, paths: Sequence[str], folder: Path
 
 
 def git(repository: Path, *arguments: str, error: SourceError | None = None) -> str:
-    """The output of git; if it fails, ``error`` is raised, or one with git's own message."""
+    """The output of git; if git fails, raise ``error``, or a `SourceError` with git's message."""
     command = ["git", "-C", str(repository), *arguments]
     try:
         result = subprocess.run(command, env=_quiet(), capture_output=True, text=True, check=False)
@@ -341,12 +342,12 @@ def git(repository: Path, *arguments: str, error: SourceError | None = None) -> 
 
 
 def _quiet() -> dict[str, str]:
-    """An environment in which git writes nothing on the way, and asks nothing."""
+    """An environment in which git writes no locks or caches and never prompts."""
     return os.environ | {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"}
 
 
 def _roots() -> list[Path]:
-    """The folders that commits and releases are kept in: the user's cache, or one of this run."""
+    """The folders for commits and releases: the user's cache, then the cache of this run."""
     given = os.environ.get(OF_RUN)
     return [platformdirs.user_cache_path("rl-loss-conformance"), *([Path(given)] if given else [])]
 
@@ -356,9 +357,9 @@ def _kept(name: Path) -> Path | None:
 
 
 def _made_once(name: Path, make: Callable[[Path], None]) -> Path:
-    """Return a folder that ``make`` creates atomically, under the path it is given, if missing.
+    """Return a folder; if it is missing, create it atomically by ``make``, called with a path.
 
-    Where the user's cache cannot be written, it is in a temporary folder, until this run ends.
+    If the user's cache is not writable, the folder is in a temporary folder until this run ends.
     """
     if (kept := _kept(name)) is not None:
         return kept
@@ -391,6 +392,6 @@ def _made(folder: Path, make: Callable[[Path], None]) -> Path:
         try:
             made.rename(folder)
         except OSError:
-            if not folder.is_dir():  # otherwise another run was faster
+            if not folder.is_dir():  # if it exists, another run has created it first
                 raise
     return folder

@@ -1,4 +1,4 @@
-"""A world of ranks: what is kept and observed in it, and what frameworks take for granted there."""
+"""A world of ranks: its cache, its observations, and the environment that frameworks expect."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 _Kept = TypeVar("_Kept")
 RECORDERS = ("gradients", "passes", "counted_tokens")
-"""Attributes of what is cached that record a job."""
+"""Attributes of cached objects that record a job."""
 
 
 def cached(rank: Rank, key: Hashable, make: Callable[[], _Kept]) -> _Kept:
-    """An object that a world keeps under a key; records of earlier jobs are dropped."""
+    """A world's cached object of this key, made if missing; records of earlier jobs are dropped."""
     if key not in rank.cache:
         rank.cache[key] = make()
     kept: _Kept = rank.cache[key]
@@ -42,7 +42,7 @@ def observation(
     reported: Mapping[Metric, tuple[float | None, ...]],
     **others: Any,
 ) -> Observation:
-    """The observation of a rank, from the probe's gradients of steps and its forward passes.
+    """The observation of a rank, from the probe's gradient in each step and the forward passes.
 
     A step without a gradient was skipped.
     """
@@ -60,9 +60,9 @@ def observation(
 def numbers(
     names: Mapping[Metric, str], logs: Sequence[Mapping[str, Any]]
 ) -> dict[Metric, tuple[float | None, ...]]:
-    """The metrics by their names in logs, with a number of each log; None where it lacks one.
+    """The metrics found in logs, with one number per log; None if a log lacks the metric.
 
-    All other numbers are noted in `LOGGED`.
+    All numbers of the logs are noted in `LOGGED`.
     """
     LOGGED.note(logs)
     return {
@@ -73,7 +73,7 @@ def numbers(
 
 
 def all_gather(value: Any, group: Any = None) -> list[Any]:
-    """The value of each rank of a group, or of the world."""
+    """The values of all ranks of a group, by default of the world."""
     import torch.distributed as dist
 
     values = [None] * dist.get_world_size(group)
@@ -94,17 +94,17 @@ def make_on_first_rank(rank: Rank, make: Callable[[], _Kept]) -> _Kept:
 
 
 def set_what_ray_sets(rank: Rank) -> None:
-    """Name a rank in environment variables; no address is called, as the process group exists."""
+    """Set a rank's environment variables; no address is used, because the process group exists."""
     os.environ |= {"RANK": str(rank.index), "WORLD_SIZE": str(rank.world_size)}
     os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "0"}
     os.environ.setdefault("LOCAL_RANK", "0")
 
 
 def sum_gradients_of_all_gather() -> None:
-    """Let gradients of torch's all_gather be summed by an all_reduce, unless CUDA is available.
+    """Let the backward pass of torch's all_gather sum by all_reduce, unless CUDA is available.
 
-    With gloo torch scatters them from each rank of the group by its number in the world, which
-    fails in every group but that of the first ranks.
+    With gloo, torch takes the index of a rank in the group for its rank in the world, which fails
+    in every group except that of the first ranks.
     """
     import torch
     import torch.distributed as dist

@@ -1,1 +1,1 @@
-"""The batch of a job: its sequences, the values of their tokens, and the loss that they make."""
+"""The batch of a job: its sequences, the values of their tokens, and the loss made of them."""

@@ -1,8 +1,8 @@
 """Columns of a batch that are poisoned, attached or painted.
 
-A poison is a value that no loss may depend on. Paint is the value of one token alone, such as its
-advantage, whose way to the gradient or to a logged number is traced. An attached column is not
-detached from a graph: it has a gradient, which must stay 0.
+A poison is a value that no loss may depend on. Paint is the only non-zero value of a column, such
+as the advantage of one token, and is traced to the gradient or to a logged number. An attached
+column requires a gradient, as if it had not been detached; the gradient must stay 0.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 
 PAINT = 4096.0
-"""The advantage or entropy of a painted token, unlike any other number of a step."""
+"""The advantage or entropy of a painted token; no other number of a step equals it."""
 
 SHADE = 2.578125
-"""A painted token's value in other columns: no bound on ratios, rewards or values clips it."""
+"""A painted token's value in the other columns, within all clipping bounds of ratios, rewards and
+values."""
 
 SELECTED = 8192.0
-"""The factor on the gradient of a painted token where all other gradients are set to 0."""
+"""The factor on a painted token's gradient when the gradients of all other tokens are set to 0."""
 
 PAINTED: ContextVar[Paint | None] = ContextVar("painted", default=None)
 
@@ -44,16 +45,16 @@ def painted_value(column: Column) -> float:
 
 
 def sizes_given(column: Column) -> tuple[float, ...]:
-    """The values that a painted token may have: twice its return where a critic halves losses."""
+    """The values that a painted token may have; twice its return if a critic's loss is halved."""
     size = painted_value(column)
     return (size, 2 * size) if column is Column.RETURNS else (size,)
 
 
 @contextmanager
 def painting(paint: Paint | None) -> Iterator[None]:
-    """Give one token of every batch made in the context a value in a column, and all others none.
+    """Set one token of a column to a value, and all others to 0, in batches made in the context.
 
-    An advantage has the sign of the token's own, which clipping depends on.
+    A painted advantage keeps the sign of the token's advantage, because clipping depends on it.
     """
     reset = PAINTED.set(paint)
     try:
@@ -68,12 +69,12 @@ COLUMNS = frozenset(Column)
 class Attached(list["NDArray[np.float64]"]):
     """Values of tokens, an array for each sample, that a framework must take as constants.
 
-    The toolkit gives them a gradient.
+    The toolkit makes them require a gradient.
     """
 
 
 class Surrounded(list["NDArray[np.float64]"]):
-    """Values of tokens, an array for each sample, with poison at the ids of prompts and padding."""
+    """Values of tokens, an array for each sample, with poison at ids of prompts and padding."""
 
     def __init__(self, values: Sequence[NDArray[np.float64]], poison: NDArray[np.float64]) -> None:
         super().__init__(values)
@@ -81,14 +82,14 @@ class Surrounded(list["NDArray[np.float64]"]):
 
 
 def elsewhere(values: Sequence[NDArray[np.float64]], ids: int, fill: float) -> NDArray[np.float64]:
-    """A column's values at the ids of prompts and padding: [ids]."""
+    """The values at prompt and padding ids: poison of `Surrounded` values, or ``fill``: [ids]."""
     if isinstance(values, Surrounded):
         return np.resize(values.poison, ids)
     return np.full(ids, fill)
 
 
 class Batch(Protocol):
-    """The part of `ProbedBatch` that alterations of its columns read."""
+    """The part of `ProbedBatch` that the functions of this module read."""
 
     @property
     def responses(self) -> list[NDArray[np.int64]]:
@@ -100,7 +101,7 @@ class Batch(Protocol):
 
     @property
     def masks(self) -> list[NDArray[np.bool_]]:
-        """Loss mask of each sample after it."""
+        """Loss mask of each sample after rejection sampling."""
 
     @property
     def advantages(self) -> list[NDArray[np.float64]]:
@@ -124,7 +125,7 @@ class Batch(Protocol):
 
     @property
     def trajectories(self) -> NDArray[np.int64]:
-        """The rollout that each sample is of."""
+        """The index of the rollout that each sample belongs to."""
 
     @property
     def probe_size(self) -> int:
@@ -132,14 +133,14 @@ class Batch(Protocol):
 
     @property
     def advantage_unit(self) -> AdvantageUnit:
-        """The unit that has an advantage of its own."""
+        """Whether each token or each sample has one advantage."""
 
 
 def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
-    """The attributes of a `ProbedBatch` in which a single token has a value in a column, by name.
+    """The attributes of a `ProbedBatch` in which only one token of a column has a non-zero value.
 
-    Nothing else adds to a loss: the other columns are 0, as are the new log-probabilities. A ratio
-    that is painted is clipped, as the token has a negative advantage.
+    Nothing else adds to a loss: the other columns and the new log-probabilities are 0. A painted
+    ratio is clipped, because the token has a negative advantage.
     """
     size, (sample, token) = painted_value(paint.column), paint[:2]
     [painted_id] = batch.responses[sample][token : token + 1]
@@ -163,7 +164,7 @@ def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
     match paint.column:
         case Column.ADVANTAGES:
             advantages = one(np.copysign(size, ADVANTAGES[painted_id % len(ADVANTAGES)]))
-            if paint.id is not None:  # those of its sample are one
+            if paint.id is not None:  # the tokens of a sample share a value
                 advantages[sample][:] = advantages[sample][token]
             return {**neutral, "raw_advantages": advantages, "reference_log_probs": batch.log_probs}
         case Column.RETURNS:
@@ -183,7 +184,7 @@ def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
 def _reward_columns(
     batch: Batch, values: list[NDArray[np.float64]], paint: Paint
 ) -> dict[str, Any]:
-    """The columns of a batch whose samples differ only in a rollout's reward or a token's value."""
+    """The columns of a batch in which only one rollout's reward or one token's value is not 0."""
     is_reward = paint.column is Column.REWARDS
     is_painted = is_reward & (batch.trajectories == batch.trajectories[paint.sample])
     alike = ("old_log_probs", "reference_log_probs", "teacher_log_probs")
@@ -195,7 +196,7 @@ def _reward_columns(
 
 
 def altered(plain: Batch, column: Column, job: Job) -> list[NDArray[np.float64]]:
-    """A column of a plain batch, altered if it is the one that the job poisons or traces."""
+    """A column of a plain batch, altered if the job poisons or traces this column."""
     values: list[NDArray[np.float64]] = getattr(plain, column)
     if column is job.attached:
         return Attached(values)
@@ -214,7 +215,7 @@ def altered(plain: Batch, column: Column, job: Job) -> list[NDArray[np.float64]]
 def altered_table(
     plain: NDArray[np.float64], batch: Batch, column: Column, job: Job
 ) -> NDArray[np.float64]:
-    """A table of the plain batch, cycled over ids, with the column's values if it is poisoned."""
+    """A table of the plain batch, cycled over ids, with poison if the column is poisoned."""
     if job.poison is None or column is not job.poison.column:
         return plain
     table = np.resize(plain, batch.probe_size + 2)
@@ -225,7 +226,7 @@ def altered_table(
 def _masked(plain: Batch, column: Column) -> list[NDArray[np.bool_]]:
     """The tokens that a mask excludes before rejection sampling.
 
-    The advantage of a whole sample is that of masked tokens alone if it has no others.
+    An advantage per sample belongs to masked tokens only if the sample has no active token.
     """
     if column is Column.ADVANTAGES and plain.advantage_unit is AdvantageUnit.SAMPLE:
         return [np.full(len(mask), not mask.any()) for mask in plain.original_masks]
@@ -239,9 +240,9 @@ def _rejected(plain: Batch, column: Column) -> list[NDArray[np.bool_]]:
 
 
 def _clipped(plain: Batch, column: Column) -> list[NDArray[np.bool_]]:
-    """The active tokens whose ratio to an earlier policy is beyond its upper bound.
+    """The active tokens whose ratio to an earlier policy exceeds the upper clipping bound.
 
-    A policy loss has no such bound where the advantage is negative.
+    A policy loss has no upper bound for tokens with a negative advantage.
     """
     if column is Column.ROLLOUT_LOG_PROBS:
         ratios = zip(plain.masks, plain.old_log_probs, plain.rollout_log_probs, strict=True)
@@ -256,4 +257,4 @@ def _clipped(plain: Batch, column: Column) -> list[NDArray[np.bool_]]:
 
 
 POISONED = {Place.MASKED: _masked, Place.REJECTED: _rejected, Place.CLIPPED: _clipped}
-"""The response tokens at each place, by sample."""
+"""The function that selects the response tokens at each place, by sample."""

@@ -1,6 +1,6 @@
 """The reference's formulas of objectives: derivatives of losses, estimators of advantages.
 
-Formulas need numpy, and are apart from `objective` so that reports can be read without it.
+Formulas need numpy. They are separate from `objective` so that reports can be read without numpy.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ DERIVATIVES = {
     Objective.GSPO: policy_losses.gspo,
     Objective.CISPO: policy_losses.cispo,
     Objective.SAPO: policy_losses.sapo,
-    # New log-probabilities are all 0, and so are covariances: no token is clipped by its own.
-    # `COVARIANCE_CLIPPED` has others.
+    # All new log-probabilities are 0, so all covariances are 0 and none clips a token.
+    # `COVARIANCE_CLIPPED` has non-zero covariances.
     Objective.CLIP_COV: policy_losses.ppo,
     Objective.KL_COV: policy_losses.kl_cov,
     Objective.GEO_MEAN: policy_losses.geo_mean,
@@ -56,7 +56,7 @@ DERIVATIVES = {
     Objective.OPSM: corrections.opsm,
     Objective.M2PO: corrections.m2po,
 }
-"""The derivative of each off-policy loss by a token's log-probability."""
+"""The derivative of each off-policy loss with respect to a token's log-probability."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ ESTIMATORS = {
 
 
 def estimator_conventions(objective: Objective, conventions: Conventions) -> EstimatorConventions:
-    """The conventions of an estimator of advantages."""
+    """The conventions that an estimator of advantages depends on."""
     if objective in OF_VALUES:
         declared = conventions.of_values
     elif objective is Objective.REINFORCE_PP:
@@ -105,7 +105,7 @@ def estimator_conventions(objective: Objective, conventions: Conventions) -> Est
     else:
         declared = conventions.of_groups
     usual = declared or EstimatorConventions()
-    if objective is Objective.DISTILLED:  # a penalty on tokens, as of no reference policy
+    if objective is Objective.DISTILLED:  # a penalty per token, without a reference policy
         usual = replace(usual, penalties=Penalties.TOKEN, penalised=TokenSet.ACTIVE)
     return replace(
         usual,

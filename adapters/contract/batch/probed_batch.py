@@ -1,11 +1,11 @@
 """The probe: an all-zero parameter with one entry per token, whose gradient is the token weights.
 
 An adapter adds ``probe[token id]`` to the log-probability of each token, gives the framework the
-advantages below, and lets it train. With a ratio of new to old policy of exactly 1, the gradient of
-an entry is -weight · advantage. As every advantage is a signed power of two, dividing by it rounds
-nothing. With other ratios it is the weight times the derivative that
-`reference.losses.policy_losses` has. The same entry is added to the token's entropy, whose
-coefficient is 0 unless the objective has that term.
+advantages of the batch, and runs its train step. With a ratio of new to old policy of exactly 1,
+the gradient of an entry is -weight · advantage. Every advantage is a signed power of two, so
+dividing by it is exact. With other ratios, the gradient is the weight times the derivative in
+`reference.losses.policy_losses`. The same entry is added to the token's entropy, whose coefficient
+is 0 unless the objective has an entropy bonus.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ _Tokens = TypeVar("_Tokens", PolicyTokens, ValueTokens)
 
 
 def length_limit(steps: Sequence[Step]) -> int:
-    """The most tokens that a response may have: no response ends there."""
+    """The maximum response length in tokens; all responses are shorter."""
     return 1 + max(int(step.response_lengths.max()) for step in steps)
 
 
@@ -94,11 +94,11 @@ class ProbedBatch(Sequences):
     def make(
         cls, conventions: Conventions, steps: tuple[Step, ...], objective: Objective
     ) -> ProbedBatch:
-        """The batch that a framework with these conventions is given."""
+        """The batch for a framework with these conventions."""
         unit = conventions.advantage_unit or AdvantageUnit.TOKEN
         batch = cls(steps, objective, conventions.kl_estimator, unit)
         if (paint := PAINTED.get()) is not None:
-            vars(batch).update(painted(batch, paint))  # as cached
+            vars(batch).update(painted(batch, paint))  # sets the cached properties
         return batch
 
     @classmethod
@@ -117,7 +117,7 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def raw_advantages(self) -> list[NDArray[np.float64]]:
-        """An advantage for each token, not 0: a framework must mask by the mask alone."""
+        """A non-zero advantage for each token, so that only the mask can exclude a token."""
         if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
             of_sample = ADVANTAGES[self.sample_names % len(ADVANTAGES)]
             of_samples = zip(self.responses, of_sample, strict=True)
@@ -127,12 +127,12 @@ class ProbedBatch(Sequences):
 
     @property
     def sample_advantages(self) -> NDArray[np.float64]:
-        """One advantage for each sample, [N], for a framework whose `AdvantageUnit` is that."""
+        """One advantage for each sample, [N], for frameworks with `AdvantageUnit` of samples."""
         return np.array([max(one, key=abs) for one in self.advantages])
 
     @cached_property
     def log_prob_table(self) -> NDArray[np.float64]:
-        """Log-probabilities of the new policy, which the probe is added to, cycled over ids."""
+        """Log-probabilities of the new policy before the probe is added, cycled over ids."""
         return self._id_table(self._log_prob_table)
 
     @property
@@ -140,7 +140,7 @@ class ProbedBatch(Sequences):
         return LOG_PROBS if self.objective in OF_LOG_PROBS else NO_LOG_PROBS
 
     def _id_table(self, table: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The table over ids that has the values of a table which is cycled over names."""
+        """A table over token ids, with the values of a table that is cycled over names."""
         if all(step.token_names is None for step in self.steps):
             return table
         of_ids = np.resize(table, self.probe_size + 2)
@@ -154,7 +154,7 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def entropy_table(self) -> NDArray[np.float64]:
-        """Entropies of the new policy, which the probe is added to, cycled over ids."""
+        """Entropies of the new policy before the probe is added, cycled over ids."""
         return self._id_table(ENTROPIES)
 
     @cached_property
@@ -178,7 +178,7 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def teacher_log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of a teacher, none equal to the policy's where it is the loss."""
+        """Log-probabilities of a teacher. Under a teacher loss, all differ from the policy's."""
         if self.objective in OF_TEACHER:
             return self.reference_log_probs
         return [-log_ratios for log_ratios in self.response_values(LOG_RATIOS)]
@@ -202,7 +202,8 @@ class ProbedBatch(Sequences):
     def returns(self) -> list[NDArray[np.float64]]:
         """Returns for a critic of values 0: its squared error has the policy loss's gradient.
 
-        A value loss beside the policy loss has another, so that the two are told apart.
+        A value loss beside the policy loss has another gradient, so that the two can be
+        distinguished.
         """
         if self.objective is Objective.WITH_VALUE:
             return self.values
@@ -210,7 +211,7 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def old_values(self) -> list[NDArray[np.float64]]:
-        """A critic's values before training, where new ones are 0: its loss clips some of them."""
+        """A critic's values before training. New values are 0; the loss clips some changes."""
         if self.objective is not Objective.VALUE_CLIPPED:
             return [np.zeros(len(ids)) for ids in self.responses]
         return self.response_values(OLD_VALUES)
@@ -227,7 +228,7 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
-        """Flat derivatives of token losses, of the policy loss if several, by log-probability."""
+        """Flat derivatives of token losses, or only of the policy loss, by log-probability."""
         if self.objective in OFF_POLICY:
             return DERIVATIVES[self.objective](self.policy_tokens, CONSTANTS)
         if self.objective is Objective.VALUE_CLIPPED:
@@ -240,7 +241,7 @@ class ProbedBatch(Sequences):
         alone = {
             Objective.ENTROPY: -ENTROPY_COEFFICIENT,
             Objective.SFT: -1.0,
-            # The framework's own advantages are what is observed.
+            # The observed derivatives are the framework's own advantages.
             **dict.fromkeys(FROM_REWARDS, -1.0),
         }
         if self.objective in alone:
@@ -251,8 +252,8 @@ class ProbedBatch(Sequences):
     def adaptive_coefficient(self) -> AdaptiveCoefficient:
         """The coefficient of `ADAPTIVE_KL`, as adapters configure it.
 
-        The target is 1.1 times the mean divergence of active tokens, so that the coefficient moves
-        and is not clipped, and the horizon is as long as a batch has samples.
+        The target is 1.1 times the mean divergence of active tokens, so that the coefficient
+        changes without being clipped. The horizon is the number of samples of a batch.
         """
         active = self.divergences[np.concatenate(self.masks)]
         mean = float(active.mean()) if len(active) else 1.0
@@ -271,7 +272,7 @@ class ProbedBatch(Sequences):
 
     @property
     def divergence_derivatives(self) -> NDArray[np.float64]:
-        """Their derivatives by each token's log-probability, flat."""
+        """Flat derivatives of the divergences by each token's log-probability."""
         return divergences.derivative(self._reference_log_ratios, self.kl_estimator)
 
     @property
@@ -308,7 +309,7 @@ class ProbedBatch(Sequences):
 
     @cached_property
     def rewards(self) -> NDArray[np.float64]:
-        """The reward of each sample: its step's, or one for all samples of a rollout."""
+        """The reward of each sample: from its step if given, otherwise one for each rollout."""
         of_rollouts = REWARDS[self.trajectories % len(REWARDS)]
         ends = np.cumsum([step.size for step in self.steps])[:-1]
         pairs = zip(self.steps, np.split(of_rollouts, ends), strict=True)
@@ -316,7 +317,7 @@ class ProbedBatch(Sequences):
 
     @property
     def shaped_rewards(self) -> NDArray[np.float64]:
-        """The reward of each sample that advantages are computed from."""
+        """Each sample's reward after shaping, from which advantages are computed."""
         if self.objective is not Objective.OVERLONG:
             return self.rewards
         lengths = np.array([len(ids) for ids in self.responses])
@@ -344,7 +345,7 @@ class ProbedBatch(Sequences):
 
     @property
     def _penalising(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of the policy that advantages penalise the divergence from."""
+        """Log-probabilities of the policy whose divergence is penalised in advantages."""
         is_distilled = self.objective is Objective.DISTILLED
         return self.teacher_log_probs if is_distilled else self.reference_log_probs
 
@@ -355,8 +356,8 @@ class ProbedBatch(Sequences):
     def weights(self, gradient: NDArray[np.float32]) -> NDArray[np.float64]:
         """Token weights of all steps, flat, from the probe's gradient [probe_size].
 
-        A token whose loss is clipped has no derivative to divide by: its weight is its own
-        gradient, which should be 0.
+        A clipped token has a derivative of 0, by which its gradient cannot be divided: its weight
+        is its gradient, which should be 0.
         """
         ids = np.concatenate(self.responses)
         derivatives = np.where(self.dloss_dlogprob == 0, 1.0, self.dloss_dlogprob)
@@ -365,10 +366,10 @@ class ProbedBatch(Sequences):
     def own_losses(
         self, gradients: Sequence[NDArray[np.float32] | None]
     ) -> dict[str, tuple[float, ...]]:
-        """The coefficient in each step of the losses that the model adds itself, over its own.
+        """Observed coefficients of router losses in each step, divided by the configured ones.
 
-        The last entry of a gradient is that of the z-loss, all others are that of the
-        load-balancing loss, which is a mean over tokens. Empty for other objectives.
+        The last entry of a gradient is the z-loss's; all others are the load-balancing loss's,
+        which is a mean over tokens. Empty for other objectives.
         """
         if self.objective is not Objective.ROUTER:
             return {}
@@ -381,7 +382,7 @@ class ProbedBatch(Sequences):
     def weights_of_steps(
         self, gradients: Sequence[NDArray[np.float32] | None]
     ) -> tuple[NDArray[np.float64], ...]:
-        """Each step's weights, given its gradient; those of a skipped step, with None, are 0.
+        """Each step's weights, given its gradient; 0 for a skipped step, whose gradient is None.
 
         Raises:
             RuntimeError: there is not one entry for each step.
@@ -400,21 +401,22 @@ class ProbedBatch(Sequences):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class AlteredBatch(ProbedBatch):
-    """A batch in which a column that a framework is given is poisoned or attached.
+    """A batch with one poisoned or attached column.
 
-    The right gradient is that of the plain batch.
+    The expected gradient is the gradient of the plain batch.
     """
 
     plain: ProbedBatch
     job: Job
-    read: ClassVar[set[str]] = set()  # columns that were read of any such batch
+    read: ClassVar[set[str]] = set()  # columns that were read from any altered batch
 
     @classmethod
     def alter(cls, plain: ProbedBatch, job: Job) -> AlteredBatch:
         """The plain batch, altered as a job says."""
         own = {each.name: getattr(plain, each.name) for each in fields(plain)}
         batch = cls(**own, plain=plain, job=job)
-        vars(batch).update({column: altered(plain, column, job) for column in Column})  # as cached
+        # sets the cached property
+        vars(batch).update({column: altered(plain, column, job) for column in Column})
         return batch
 
     def __getattribute__(self, name: str) -> Any:
@@ -434,13 +436,13 @@ class AlteredBatch(ProbedBatch):
 
     @cached_property
     def dloss_dlogprob(self) -> NDArray[np.float64]:
-        """As in the plain batch."""
+        """The derivatives of the plain batch."""
         return self.plain.dloss_dlogprob
 
     def weights_of_steps(
         self, gradients: Sequence[NDArray[np.float32] | None]
     ) -> tuple[NDArray[np.float64], ...]:
-        """The weights of each step, NaN if the trainer skipped steps because of a poison."""
+        """The weights of each step, NaN if the trainer skipped steps because of the poison."""
         if len(gradients) < len(self.steps):
             return tuple(np.full(len(step.mask), np.nan) for step in self.steps)
         return super().weights_of_steps(gradients)

@@ -1,8 +1,8 @@
-"""The sequences of a batch of rollouts: ids and masks of tokens, and where ranks held them.
+"""The sequences of a batch of rollouts: token ids, masks, and the forward passes that held them.
 
 Token ids are unique in a batch, so that a token is recognised after slicing, packing and padding:
-they count through all sequences from 1, and 0 is padding. A token's id is one more than that of the
-token from which it is predicted.
+they count through all sequences from 1, and 0 is padding. A token's id is the id of the token
+before it, from which it is predicted, plus 1.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Sequences:
 
     @cached_property
     def names(self) -> list[NDArray[np.int64]]:
-        """The names that determine the values of response tokens, by sample: ids by default."""
+        """Names of response tokens, by sample, from which values follow; by default token ids."""
         responses = iter(self.responses)
         return [
             ids if step.token_names is None else step.token_names[response]
@@ -56,7 +56,7 @@ class Sequences:
 
     @cached_property
     def sample_names(self) -> NDArray[np.int64]:
-        """The name of each sample: its number in the batch, unless it has another."""
+        """The name of each sample: by default, its index in the batch."""
         starts = np.cumsum([0, *(step.size for step in self.steps)])
         of_steps = zip(self.steps, starts, strict=False)
         return np.concatenate(
@@ -77,7 +77,7 @@ class Sequences:
 
     @cached_property
     def original_masks(self) -> list[NDArray[np.bool_]]:
-        """Loss mask of each sample before rejection sampling, which a framework is given."""
+        """Loss mask of each sample before rejection sampling: the framework's input."""
         return [step.mask_before_rejection[ids] for step in self.steps for ids in step.responses]
 
     @property
@@ -88,12 +88,12 @@ class Sequences:
 
     @property
     def groups(self) -> NDArray[np.int64]:
-        """The prompt group of each sample; those of two steps are two."""
+        """The prompt group of each sample; two steps never share a group."""
         return self._numbered("groups")
 
     @property
     def trajectories(self) -> NDArray[np.int64]:
-        """The rollout of each sample; those of two steps are two."""
+        """The rollout of each sample; two steps never share a rollout."""
         return self._numbered("rollouts")
 
     def _numbered(self, column: str) -> NDArray[np.int64]:
@@ -110,19 +110,19 @@ class Sequences:
     def forward_passes(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
         """For each step, the index of the forward pass in which a rank held each token, or -1.
 
-        ``passes`` are the token ids of each forward pass of its model. A token is held where the
-        token before it is, from which it is predicted.
+        ``passes`` are the token ids of each forward pass of its model. A pass holds a token if it
+        contains the token before it, from which the token is predicted.
         """
         pass_of_id = np.full(self.probe_size, -1, np.int32)
-        # Backwards, so that a row repeated to fill up a batch counts where it came first.
+        # In reverse, so that a row repeated as padding counts in its first pass.
         for index, ids in reversed([*enumerate(passes)]):
-            pass_of_id[ids[ids < self.probe_size]] = index  # other ids are padding of the framework
+            pass_of_id[ids[ids < self.probe_size]] = index  # larger ids are the framework's padding
         return self.split(pass_of_id[np.concatenate(self.responses) - 1])
 
     def rows(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
-        """For each step, how many rows of each forward pass hold one of its samples: [passes].
+        """For each step, the number of rows with its samples in each forward pass: [passes].
 
-        ``passes`` are as in `forward_passes`; a row counts where its first token is held.
+        ``passes`` are as in `forward_passes`; a row counts in the pass that holds its first token.
         """
         first_ids = np.array([ids[0] for ids, _ in self._sequences])
         of_steps = np.split(first_ids, np.cumsum([step.size for step in self.steps])[:-1])

@@ -1,7 +1,6 @@
 """The values of tokens and samples in a probed batch: tables, cycled by token id or by sample.
 
-All are exact in float32, and advantages are signed powers of two, so that dividing by them rounds
-nothing.
+All values are exact in float32. Advantages are signed powers of two, so dividing by them is exact.
 """
 
 from __future__ import annotations
@@ -14,28 +13,31 @@ from adapters.contract.objective import OF_TEACHER, Objective
 ADVANTAGES = np.array([1.0, -0.5, 2.0, -1.0, 0.5, -2.0, -4.0])
 
 LOG_RATIOS = np.array([0.0, 0.5, -0.5, 1.25, 0.25, -0.25])
-"""Log-ratios of new to old policy where they are not all 0, cycled over tokens. For advantages of
-either sign, some tokens are clipped, and others would be by the other bound."""
+"""Log-ratios of new to old policy for off-policy losses, cycled over tokens. For advantages of
+either sign, some tokens are clipped, and others would be if the other bound were applied."""
 
 FALLS = np.array([-1.0, 0.5, 0.0, -0.25, -0.75, -1.0, 0.25, 0.25])
 """Log-ratios for `OPSM`: some means over sequences are far below 0."""
 
 ROLLOUT_LOG_RATIOS = np.array([0.25, -0.5, 1.0, 0.0, -0.75])
-"""Log-ratios of old to rollout policy for `OF_ROLLOUT_RATIOS`: some ratios of tokens and products
+"""Log-ratios of old to rollout policy for `OF_ROLLOUT_RATIOS`: some token ratios and some products
 over sequences are truncated, and some means over sequences are out of bounds."""
 
 PRODUCTS = np.array([0.25, -0.25, 0.5, 0.0, -0.375])
-"""The same where products decide: some products over sequences are out of bounds."""
+"""Log-ratios of old to rollout policy for masks by products: some products over sequences are out
+of bounds."""
 
 OUTLIERS = np.array([4.0, -0.5, 0.0, -0.25, 0.5, -0.75, 0.125, -0.125, -3.0, 0.25, -0.5])
-"""The same for `OUTLIER_MASKED`: few ratios are outliers, some of them large and some small."""
+"""Log-ratios of old to rollout policy for `OUTLIER_MASKED`: few ratios are outliers, some large and
+some small."""
 
 MOMENTS = np.where(np.arange(512) % 2, 1.0, -1.0) * (np.arange(512) * 77 % 512) / 256
-"""The same for `M2PO`: all absolute values differ, so that squares can be put in order."""
+"""Log-ratios of old to rollout policy for `M2PO`: all absolute values differ, so that squares can
+be ordered."""
 
 LOG_PROBS = -0.75 - (np.arange(128) * 45 % 128) / 32
 """Log-probabilities of the new policy for `OF_LOG_PROBS`; elsewhere they are 0. All differ, so that
-covariances can be put in order, and those of the old policy are below 0 as well."""
+covariances can be ordered, and log-probabilities of the old policy are below 0 too."""
 
 NO_LOG_PROBS = np.zeros(1)
 
@@ -46,22 +48,22 @@ DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
 so that metrics must be masked by the mask alone."""
 
 REJECTED_LOG_PROB = -4.0
-"""Log-ratio of the rollout policy to the old one for a token to reject, for others 0."""
+"""Log-ratio of the rollout policy to the old one for a token to be rejected; 0 for other tokens."""
 
 
 LOAD_BALANCING, Z_LOSS = "load_balancing", "z_loss"
-"""The losses that a mixture of experts adds itself."""
+"""The auxiliary losses of a mixture-of-experts router."""
 
 REWARDS = np.array([1.0, -0.5, 2.25, 0.25, -1.5, 0.75, 3.0, -0.25, 1.75, -2.0, 0.5])
-"""Rewards, cycled over the samples of a batch: no two of a prompt have the same."""
+"""Rewards, cycled over the samples of a batch: no two samples of a prompt have the same reward."""
 
 VALUES = np.array([0.5, -1.0, 1.5, 0.25, -0.75])
 """A critic's values, cycled over tokens."""
 
 OLD_VALUES = np.array([0.5, -0.5, 0.125, -0.625, 0.375, 0.21875])
-"""A critic's values before training, cycled over tokens, where new ones are 0: some are beyond the
-bound of clipping, and one is between it and the lower bound of ratios. All are so small that the
-sign of a return alone decides whether its loss is clipped, at half of the return too."""
+"""A critic's values before training, cycled over tokens; new values are 0. Some exceed the clipping
+bound, and one is between it and the lower bound of ratios. All are so small that only the sign of a
+return, even of half of it, decides whether its loss is clipped."""
 
 WITHOUT_POLICY_LOSS = (
     Objective.ENTROPY,
@@ -70,10 +72,11 @@ WITHOUT_POLICY_LOSS = (
     Objective.ROUTER,
     *OF_TEACHER,
 )
-"""Objectives without a policy loss: a term alone, or the losses of a router or by a teacher."""
+"""Objectives without a policy loss: a single auxiliary term, router losses, or a loss from a
+teacher."""
 
 PADDING_VALUE = 2.0
-"""A critic's value of padding, which a framework must not read."""
+"""A critic's value at padding tokens, which a framework must not read."""
 
 OWN_LOG_RATIOS = {
     Objective.SEQUENCE_ICEPOP: PRODUCTS,
@@ -81,11 +84,12 @@ OWN_LOG_RATIOS = {
     Objective.OUTLIER_MASKED: OUTLIERS,
     Objective.M2PO: MOMENTS,
 }
-"""Log-ratios of old to rollout policy for the objectives that have their own."""
+"""Log-ratios of old to rollout policy for the objectives that do not use the common ones."""
 
 LARGEST = 16.0
-"""More than any number that a token's values make: an advantage of 4 times a ratio of exp(1.25)."""
+"""An upper bound of all numbers computed from a token's values: an advantage of 4 times a ratio of
+exp(1.25) is less."""
 
 NEW_NAME = 1 << 40
-"""The first name of tokens that only a changed step has, above all token ids. Each has values of
-its own, and an advantage of 0."""
+"""The first name, above all token ids, of tokens that only a changed step has. Each of these tokens
+has its own values and an advantage of 0."""
