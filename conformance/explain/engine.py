@@ -127,7 +127,7 @@ class Explained:
             return []
         found = [*self._named(self._chosen)]
         if not found:
-            return [*self._with_a_factor(), *self._with_losses()]
+            return [*self._with_a_factor(), *self._with_losses(), *self._weights_and_derivatives()]
         if len(self._of_terms) == 1:  # a small step may fit another mistake by chance
             on_top = (
                 [factor, *map(_besides_factors, others)]
@@ -338,6 +338,30 @@ class Explained:
         both = self._are_close(kept, np.abs(kept), self._observed) & kept.any(axis=1)
         if not both[0]:
             yield from ([*one.parts(place), lost] for place in np.flatnonzero(both))
+
+    def _weights_and_derivatives(self) -> Iterator[list[Names]]:
+        """Yield wrong weights with a wrong derivative that together give what was observed."""
+        if len(self._of_terms) > 1 or not self.measurement.is_per_token:
+            return
+        one, term = self._of_terms[0], self.measurement.terms[0]
+        known = [*self._known(term)][1:]
+        weighed = [
+            each
+            for each in known
+            if each.factors is None and each.kind is not Kind.FACTOR and each.weights.any()
+        ]
+        if not weighed:  # no token is active
+            return
+        weights = np.stack([each.weights[self._tokens] for each in weighed])
+        found: dict[tuple[int, ...], list[Prediction]] = {}
+        for derivative in (each for each in known if each.kind is Kind.DERIVATIVE):
+            assert derivative.factors is not None
+            numbers = weights * derivative.factors[self._tokens]
+            close = self._are_close(numbers, np.abs(numbers), self._observed)
+            found.setdefault(tuple(np.flatnonzero(close)), []).append(derivative)
+        for places, derivatives in found.items():
+            if places:
+                yield [one.names(weighed[place] for place in places), one.names(derivatives)]
 
 
 def _sums(of_terms: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

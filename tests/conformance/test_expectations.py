@@ -365,7 +365,7 @@ def test_a_file_is_of_one_framework_and_of_some_engines(
     if said is None:
         known.require_framework("native", "torch")
         return
-    words = rf"known\.toml is of {said}, and this run is of native on torch; give a file of that"
+    words = rf"known\.toml is of {said}, and this run is of native on torch; give a file for these"
     with pytest.raises(InvalidExpectationsError, match=words):
         known.require_framework("native", "torch")
 
