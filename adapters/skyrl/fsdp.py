@@ -1,4 +1,4 @@
-"""SkyRL's FSDP workers with models that carry the probe."""
+"""SkyRL's FSDP workers, with models that hold the probe."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in SkyRL
-SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
+SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
 
 def add_seams() -> None:
@@ -135,11 +135,11 @@ MODELS = {"policy": _policy_model, "critic": _critic_model}
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The only token's logits; FSDP2 hooks its backward pass to all outputs, the probe too."""
+    """The only token's logits, and the probe: FSDP2 attaches backward hooks to all outputs."""
     SEAM.probe, SEAM.predicted = probe, input_ids + 1
     return {"logits": probe.new_zeros(*input_ids.shape, SEAM.VOCABULARY), "probe": probe}
 
 
 def _hidden_states(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The probe's entries of the next tokens."""
+    """Hidden states: the probe's entries of the next tokens."""
     return {"last_hidden_state": probe[input_ids + 1].unsqueeze(-1)}
