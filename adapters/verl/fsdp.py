@@ -32,7 +32,7 @@ class VerlFsdpAdapter(OnFsdp, VerlAdapter):
         return {**super().settings(job, dtype), "fsdp_config.mixed_precision": precisions}
 
     def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
-        """A worker whose engine's optimizer tells the gradient that it steps with."""
+        """A worker whose engine's optimizer records the gradient of each step."""
         from adapters.engines import fsdp1
         from adapters.verl.model import PASSES
 

@@ -31,7 +31,7 @@ TRAINER = "trainer.sft_trainer"
 def train(
     config: Any, workers: dict[str, Any], batch: ProbedBatch, job: Job
 ) -> dict[Metric, tuple[float, ...]]:
-    """Train all steps of a batch; its log is not read."""
+    """Train all steps of a batch; the trainer's log is not read."""
     client = workers["actor"].actor
     client.set_loss_fn(partial(module("workers.utils.losses").sft_loss, config=None))
     trainer = object.__new__(module(TRAINER).SFTTrainer)
