@@ -44,7 +44,7 @@ def engine(name: str) -> Any:
 
 
 def import_miles(source: Path | None, *, megatron: bool) -> None:
-    """Import what all engines need and add the probe to log-probabilities."""
+    """Import the modules that all engines need, and add the probe to log-probabilities."""
     from adapters.slime_family.model import seam_around
 
     importing.install("miles", megatron=megatron)
