@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in SkyRL
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # SkyRL's names of dtypes
 SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
 
