@@ -65,7 +65,7 @@ class ReplayingRouter(nn.Module):
 
 
 def choose(scores: torch.Tensor, topk: int, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Megatron-Core's choice of experts: those of the largest scores."""
+    """Megatron-Core's choice of experts: the experts with the largest scores."""
     return torch.topk(scores, topk, dim=1)
 
 

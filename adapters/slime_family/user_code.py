@@ -85,7 +85,7 @@ def reject(
     max_seq_lens: list[int] | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the losses, the masks without rejected tokens, and a metric of 1 for those tokens."""
+    """Return the losses, the masks without rejected tokens, and a metric: 1 for rejected tokens."""
     import torch
 
     masks, rejected = [], []
