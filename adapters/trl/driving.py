@@ -113,7 +113,7 @@ class TrlTraining(ABC):
 
     @abstractmethod
     def trainer_class(self) -> Any:
-        """The trainer, or a subclass that sets what the trainer has no argument for."""
+        """The trainer, or a subclass that sets values for which the trainer has no argument."""
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """The arguments of the trainer's constructor."""
@@ -235,7 +235,7 @@ class GrpoTraining(GeneratingTraining):
             return _parsed(self.job, chosen, Path(folder) / "config.yaml")
 
     def stubs(self) -> dict[str, Any]:
-        """Also replace vLLM's rollouts by given ones."""
+        """Also replace vLLM's rollouts by given rollouts."""
         return super().stubs() | {"VLLMGeneration": NoEngine}
 
     def arguments(self, config: Any) -> dict[str, Any]:

@@ -90,7 +90,7 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
     elsewhere = GRPO.options
 
     def layouts(self) -> list[Layout]:
-        """All layouts of the record, also those with one rank, which the trainer declines."""
+        """All layouts of the record, including those with one rank, which the trainer declines."""
         return [*self.framework.driven]
 
     def describe(self) -> Description:

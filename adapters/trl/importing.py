@@ -92,7 +92,7 @@ def default(config: type, name: str) -> object:
 
 
 def option_names(trainer: type, config: type) -> set[str]:
-    """The fields of a configuration beyond those of transformers' own trainer, and their choices.
+    """The fields of a configuration that transformers' own trainer lacks, and their choices.
 
     Choices are the strings that the trainer compares a field with, as ``name=choice``.
     """

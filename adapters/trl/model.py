@@ -94,7 +94,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         """Leave the probe at 0."""
 
-    def get_input_embeddings(self) -> None:  # Accelerate calls it
+    def get_input_embeddings(self) -> None:  # Accelerate calls this method
         """None, because Accelerate would shard input embeddings separately."""
 
     def get_output_embeddings(self) -> nn.Module:
