@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from adapters.contract import Job, Layout, Rank
     from adapters.contract.framework import Framework, Settings
 
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in verl
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # verl's names of dtypes
 
 
 class VerlFsdpAdapter(OnFsdp, VerlAdapter):

@@ -123,6 +123,6 @@ def put_the_probe_in() -> None:
         fsdp1.initialise_on_cpu()
     importing.pack_without_flash_attention()
     workers = module("workers.engine_workers")
-    if hasattr(workers, "CheckpointEngineRegistry"):  # versions before 2026 lack it
+    if hasattr(workers, "CheckpointEngineRegistry"):  # versions before 2026 lack this registry
         workers.CheckpointEngineRegistry.new = lambda *_, **__: None
     register_given_advantages()

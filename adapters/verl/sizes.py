@@ -134,7 +134,7 @@ def _trained(step: Step) -> Iterator[NDArray[np.int64]]:
 
 
 def all_criteria(job: Job) -> str:
-    """All criteria of this version: the one that rejects, and those that are only logged."""
+    """All criteria of this version: the rejecting one, and others that are only logged."""
     return ",".join(_criteria(job))
 
 

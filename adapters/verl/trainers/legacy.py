@@ -143,7 +143,7 @@ def _copied_parts(parts: Sequence[Any], max_workers: int | None = None) -> list[
 
 
 def _order(job: Job, batch: ProbedBatch) -> NDArray[np.int64]:
-    """The order of samples in a batch: those of a prompt adjacent, or each step on all ranks.
+    """The order of samples in a batch: by prompt, or such that all ranks share each step.
 
     Each rank cuts its part into mini-batches; balancing would mix the samples of steps.
     """

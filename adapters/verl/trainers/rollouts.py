@@ -43,9 +43,9 @@ class ModelOutputs:
 def queue_of(batch: ProbedBatch, job: Job) -> MemoryQueue:
     """The samples of a batch.
 
-    verl deals a batch to ranks by length, and each rank cuts its part into mini-batches. If a job
-    has several steps, all samples are given the same length: they are then dealt in order, and
-    each mini-batch is a step.
+    verl distributes a batch over ranks by length, and each rank cuts its part into mini-batches. If
+    a job has several steps, all samples are given the same length: they are then distributed in
+    order, and each mini-batch is a step.
     """
     rows = {
         f"{index}_0_0": _row(batch, index, group)

@@ -1,7 +1,7 @@
 """verl's trainer for supervised fine-tuning, run on every rank: its own `fit`, one batch per step.
 
-Each rank has its part of a step's samples, dealt by verl's sampler. The engine is the actor's,
-with this trainer's loss.
+Each rank has its part of a step's samples, chosen by verl's sampler. The engine is the actor's
+engine, with this trainer's loss.
 """
 
 from __future__ import annotations
