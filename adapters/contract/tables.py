@@ -119,8 +119,8 @@ class _Tables(_Choices):
 class RecordFile:
     """The records in a package's file, with the values that the file refers to with a ``$``.
 
-    The values are functions of a job, single or all of a module, and keyword arguments. If several
-    have the same name, the last one counts.
+    Positional arguments are functions of a job, or modules with such functions; keyword arguments
+    are values by name. If several have the same name, the last one counts.
     """
 
     def __init__(
