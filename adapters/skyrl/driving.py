@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 DISPATCH = "backends.skyrl_train.distributed.dispatch"
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"
-PADDING_MICRO_BATCH_IDS = 100  # SkyRL fills padding micro-batches with random token ids below this
+# SkyRL fills padding micro-batches with random token ids below this number
+PADDING_MICRO_BATCH_IDS = 100
 
 
 class Dispatch:
@@ -287,7 +288,7 @@ def _generated(trainer: Any, rollouts: SkyRLRollouts) -> tuple[dict[str, Any], l
 
     trainer.generator = SimpleNamespace(generate=generate)
     samples = len(prompts) * sizes.rollouts(rollouts.job)
-    with refusals(RuntimeError):  # SkyRL raises it for an output without samples
+    with refusals(RuntimeError):  # SkyRL raises RuntimeError for an output without samples
         output = asyncio.run(trainer.generate({"prompts": [None] * samples}))
     if step_wise:
         return output, [trajectory.instance_id for trajectory in output["trajectory_ids"]]

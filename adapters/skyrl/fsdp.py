@@ -64,7 +64,7 @@ def worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> An
     found = cached(rank, key, make)
     found.cfg = config.trainer
     SEAM.start(ProbedBatch.of(job))
-    found._micro_batches_accumulated = 0  # critics and older versions divide by it
+    found._micro_batches_accumulated = 0  # critics and older versions divide by this count
     losses, algorithm = ppo_utils(), config.trainer.algorithm
     found.policy_loss_fn = losses.PolicyLossRegistry.get(algorithm.policy_loss_type)
     found.critic_loss_fn = losses.ppo_critic_loss

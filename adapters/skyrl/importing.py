@@ -170,7 +170,7 @@ def ppo_utils() -> Any:
 
 def _patch_dependencies() -> None:
     """Add names of Python 3.12 and of an older ray that SkyRL's releases import."""
-    add_names_of_newer_python("TypedDict")  # pydantic requires this class
+    add_names_of_newer_python("TypedDict")  # pydantic rejects older TypedDicts
     placement_group: Any = importlib.import_module("ray.util.placement_group")
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     placement_group.PlacementGroupSchedulingStrategy = strategies.PlacementGroupSchedulingStrategy
