@@ -229,8 +229,8 @@ def conventions(
     ``of_version`` is the version's sample unit, ``of_engine`` the sample unit of an engine that has
     a different one. The option for the four modes is documented to apply only to the policy loss:
     everything else is a mean over samples. Frameworks and versions differ in whether masked tokens
-    matter for advantages, and it is assumed that they must not: pull requests fix this, slime's
-    1372 and miles' 1383 and 1827.
+    matter for advantages, and we assume that masked tokens must not matter: pull requests fix this,
+    slime's 1372 and miles' 1383 and 1827.
     """
     sample_unit = of_engine or of_version
     auxiliary: Convention = (

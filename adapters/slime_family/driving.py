@@ -58,7 +58,7 @@ def samples(
     """The batch as a framework's sample objects, with ``rollout_field`` naming the rollout.
 
     Identifiers are unique over the steps. Samples have log-probabilities of the rollout policy if
-    the objective needs them, and its experts if they are replayed.
+    the objective needs them, and the rollout's experts if routing is replayed.
     """
     sequences = zip(batch.prompts, batch.responses, strict=True)
     columns = {
@@ -241,7 +241,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
         weights_backuper=SimpleNamespace(
             backup_tags=("actor",), backup=lambda tag: None, restore=lambda tag: None
         ),
-        weights={"actor": {}},  # for older versions, with the function that copies them
+        weights={"actor": {}},  # older versions read and copy these weights
         update_gpu_params_dict=lambda weights: None,
         update_cpu_params_dict=lambda weights: None,
         weight_updater=SimpleNamespace(pop_metrics=dict),

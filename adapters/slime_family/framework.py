@@ -36,7 +36,8 @@ CORRECTION = "--custom-tis-function-path"
 CONFIG_FILE = "--custom-config-path"
 
 OPTIONAL = ("--num-critic-only-steps", "--observe-training-entropy")
-"""Options that some versions lack because these versions always behave as if they were set."""
+"""Options that some versions lack because these versions always behave as if the options were set.
+"""
 
 IN_FILE_TOO_LATE = ("--ref-load",)
 """Options that are validated before a configuration file is read."""
