@@ -143,7 +143,7 @@ def rollout_sample(batch: ProbedBatch, index: int) -> Any:
 
 
 def prompt_of_group(batch: ProbedBatch, index: int) -> NDArray[np.int64]:
-    """A sample's prompt, which begins like that of its group's first sample, as TRL packs them.
+    """A sample's prompt, with a prefix that the group shares, because TRL packs groups.
 
     The last token differs: it predicts the first token of the response.
     """

@@ -79,8 +79,8 @@ class TrlRlooAdapter(RlooAdapter):
 class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
     """`AsyncGRPOTrainer` with FSDP2, the only engine that TRL documents for it on several ranks.
 
-    Its loss is a mean over the tokens of a step, and its samples come from a queue. Each has one
-    advantage, and log-probabilities of the policy that generated it.
+    Its loss is a mean over the tokens of a step, and its samples come from a queue. Each sample has
+    one advantage, and log-probabilities of the policy that generated the sample.
     """
 
     engine = "async"

@@ -66,8 +66,8 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
     """A policy with a vocabulary of one token, hence log-probabilities and entropies of 0.
 
     ``given`` has the log-probabilities, by token id, for forward passes without a gradient; models
-    other than the policy have no others. ``log_prob_table`` and ``entropy_table`` are those of
-    `ProbedBatch`.
+    other than the policy always return these. ``log_prob_table`` and ``entropy_table`` are the
+    tables of `ProbedBatch`.
     """
 
     config_class = TrlProbeConfig

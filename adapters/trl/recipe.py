@@ -27,7 +27,7 @@ NO_GPU = ("--use_cpu", "true")
 """Options by which a recipe for GPUs is read on a machine without GPUs."""
 
 ENGINES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}
-"""Engines by the distributed type of Accelerate; all others are DistributedDataParallel."""
+"""Engines by the distributed type of Accelerate; all other types are DistributedDataParallel."""
 
 STAGES = {0: Option.ZERO_0, 1: Option.ZERO_1, 3: Option.ZERO_3}
 """ZeRO stages other than 2, the stage that is run without such an option."""
