@@ -123,7 +123,7 @@ class LossAdapter(Adapter):
 
 
 def _largest(advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest advantage of each row, [rows], and tokens' shares of it; 1 if all are 0."""
+    """The largest advantage of each row, [rows], and tokens' shares of it; 1 if the row is 0."""
     largest = advantages.gather(1, advantages.abs().argmax(1, keepdim=True))
     return largest.squeeze(1), (advantages / largest).nan_to_num(1.0)
 
