@@ -264,7 +264,7 @@ def _gradients(trainer: Any) -> list[NDArray[np.float32]]:
 
 
 def as_array(gradient: jax.Array) -> NDArray[np.float32]:
-    """A copy of the probe's gradients; a trace finds by this function where they are read."""
+    """A copy of the probe's gradients; traces recognise this function as their reader."""
     return np.asarray(jnp.copy(gradient))
 
 

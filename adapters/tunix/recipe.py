@@ -33,7 +33,7 @@ PLAIN = (bool, int, float, str, type(None))
 
 def read(adapter: TunixAdapter, typed: Typed) -> Recipe:
     """Read a recipe with tunix's own configuration; raises `RecipeRefused`."""
-    os.environ.setdefault("HF_TOKEN", "none")  # tunix requires it before loading a tokenizer
+    os.environ.setdefault("HF_TOKEN", "none")  # tunix requires a token before loading a tokenizer
     with refusals_of_recipes():
         parameters = _parameters(typed)
         values = _values(parameters)
