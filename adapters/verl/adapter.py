@@ -129,7 +129,7 @@ def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float | None, ...
 
 
 def new_worker(role: str, config: Any, rank: Rank) -> Any:
-    """A role's worker without a model, the critic's as the trainer's `_setup` makes it."""
+    """A role's worker without a model; a critic's worker is made as in the trainer's `_setup`."""
     set_what_ray_sets(rank)
     workers = module("workers.engine_workers")
     if role == "actor":

@@ -1,6 +1,7 @@
 """A Hugging Face model that consists of the probe, and wrappers of verl's functions of logits.
 
-verl loads it from the `checkpoint` folder next to this module, whose configuration names its class.
+verl loads the model from the `checkpoint` folder next to this module, whose configuration names its
+class.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ class _ProbeModel(PreTrainedModel):
     def __init__(self, config: VerlProbeConfig) -> None:
         super().__init__(config)
         self.layer = ProbeLayer(config.capacity)
-        # Embeddings outside of any layer, as in a real model: verl's engine reshards them by name.
+        # Embeddings outside of any layer, as in a real model: verl's engine reshards embeddings by
+        # name.
         self.embeddings = nn.Parameter(torch.zeros(config.hidden_size), requires_grad=False)
         self.post_init()
 

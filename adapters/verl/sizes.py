@@ -102,7 +102,7 @@ class BatchSizes:
     def _samples(self, job: Job) -> int:
         """The number of samples of a mini-batch, with the padding rows of the default trainer.
 
-        Padding rows follow all samples: in a batch of several steps, they only fill the last
+        Padding rows follow all samples: in a batch of several steps, they may only fill the last
         mini-batch.
         """
         samples, ranks = samples_per_step(job.steps), self.ranks(job.layout)

@@ -41,7 +41,8 @@ PADDING = "trainer.ppo.padding_utils"
 class WorkerGroup:
     """Calls this rank's worker with the rows that verl's dispatch sends it.
 
-    ``mesh`` is the name of the mesh that the worker registers, ``engine`` the engine that has it.
+    ``mesh`` is the name of the mesh that the worker registers, ``engine`` the engine with this
+    mesh.
     """
 
     def __init__(
