@@ -162,7 +162,7 @@ def _has(document: str) -> bool:
 
 
 def _compares_rollouts() -> bool:
-    """Whether rewards are compared over rollouts of the same prompt, instead of over samples."""
+    """Whether rewards are compared over rollouts, grouped by the prompt named in samples."""
     return found(f"miles.{TRAIN_DATA}:_normalize_rewards_by_rollout") is not None
 
 
