@@ -155,7 +155,7 @@ class Objective(StrEnum):
     VALUE_CLIPPED = "value_clipped", Trait.CRITIC
     # The divergence from a teacher alone, whose derivative is the log-ratio to the teacher: the
     # loss is half of the squared log-ratio, or a policy loss whose advantage is the negative
-    # log-ratio. All other advantages are 0.
+    # log-ratio. The job's own advantages are 0.
     TEACHER = "teacher", Trait.TEACHER
     TEACHER_REWARD = "teacher_reward", Trait.TEACHER
     ROUTER = "router"  # the auxiliary losses of a mixture-of-experts router: all advantages are 0
