@@ -101,7 +101,7 @@ class AsyncTraining(TrlTraining):
         model.lm_head = HeadWithoutParameters()
 
     def fuses_lm_head(self) -> bool:
-        """True in all versions."""
+        """True: all versions of the trainer compute log-probabilities in the model."""
         return True
 
     def stubs(self) -> dict[str, Any]:
