@@ -58,7 +58,7 @@ class LossAdapter(Adapter):
     """Departures of this loss function only."""
 
     def option_names(self) -> frozenset[str]:
-        """The arguments that choose the loss; none if the function takes arguments of any name."""
+        """The arguments that choose the loss; none if the function accepts any keyword argument."""
         return frozenset()
 
     def describe(self) -> Description:
