@@ -21,16 +21,16 @@ class ListedFramework:
 
     Attributes:
         repository: owner and name on GitHub.
-        adapter: the adapter class, or a tuple of those of its engines, as ``module:NAME``.
-        needs: an import package that is installed where the framework can be run.
-        environment: the environment whose packages it is run with.
-        extras: the extras of pyproject.toml that have these packages.
-        source: what ``--source`` says in tests: nothing if an extra installs the framework,
+        adapter: the adapter class, or a tuple of its engines' classes, as ``module:NAME``.
+        needs: a package whose installation shows that the framework can be run.
+        environment: the environment in which the framework is run.
+        extras: the extras of pyproject.toml that the environment needs.
+        source: the value of ``--source`` in tests: empty if an extra installs the framework,
             ``pypi:VERSION`` if it is fetched without its dependencies, or `CLONE`.
-        plans: engines whose quick plans are run in that environment.
-        page: its page below `docs`.
-        recipes: the recipes that are read, in Markdown.
-        examples: where its examples of recipes are.
+        plans: engines whose quick plans are run in the environment.
+        page: the framework's page below `docs`.
+        recipes: the kinds of recipes that the adapter reads, in Markdown.
+        examples: the place of the framework's example recipes.
     """
 
     name: str

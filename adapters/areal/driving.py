@@ -151,7 +151,7 @@ class ArealRollouts:
         self._has_prompt_mean = job.aggregation.mode is Mode.PROMPT_MEAN
 
     def steps_of_rank(self, dp_rank: int) -> Iterator[list[dict[str, torch.Tensor]]]:
-        """The trajectories of each step that AReaL's controller deals to a data-parallel rank.
+        """The trajectories of each step that AReaL's controller sends to a data-parallel rank.
 
         Raises `Refused` if the controller cannot distribute this number of trajectories.
         """

@@ -1,4 +1,4 @@
-"""The records of AReaL: its options as users type them below `actor`, and what it documents."""
+"""The records of AReaL: options as users type them below `actor`, and AReaL's documents."""
 
 from __future__ import annotations
 

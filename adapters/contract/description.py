@@ -30,7 +30,7 @@ class DepartureKind(StrEnum):
     """The ways in which a run under an adapter can differ from a user's."""
 
     SET = "set"  # an option or a value that the adapter sets
-    STUBBED = "stubbed"  # code that is replaced by the adapter's
+    STUBBED = "stubbed"  # code that is replaced by code of the adapter
     PASSED_BY = "passed_by"  # one of the framework's own checks or steps that is not executed
     NOT_RUN = "not_run"  # code before the function that the adapter calls
 

@@ -314,7 +314,7 @@ _SIGNED = re.compile(r"(1 (?=-))?(- ?)?(1/2 )?(.+)")
 
 
 def _signed(name: str) -> tuple[str, str, str, str]:
-    """The prefixes of an entry of `Framework.metrics`, and last the name in logs."""
+    """The prefixes of an entry of `Framework.metrics`, followed by the name in logs."""
     return _SIGNED.fullmatch(name).groups()  # type: ignore[union-attr,return-value]
 
 

@@ -37,7 +37,7 @@ class Setting(StrEnum):
 
     MODE = "mode"  # the reduction mode, which may also be left to the default
     DIVISOR = "divisor"  # the divisor of mode `constant`, as typed
-    PER_TOKEN = "per_token"  # the older flag for `token_mean`
+    PER_TOKEN = "per_token"  # the older flag for mode `token_mean`
     ENTROPY = "entropy"  # an entropy bonus besides the policy loss
     KL = "kl"  # a divergence from a reference policy besides the policy loss
     BATCH_SIZE = "batch_size"  # the number of samples of an optimizer step
@@ -87,7 +87,7 @@ class Configuration:
 
     @property
     def settings(self) -> frozenset[Setting | FaultInjection]:
-        """The settings that differ from those implied by the job."""
+        """The settings that differ from the settings implied by the job."""
         chosen: dict[Setting | FaultInjection, bool] = {
             Setting.MODE: not self.says_mode,
             Setting.DIVISOR: self.divisor is not None,
@@ -266,7 +266,7 @@ class Unsupported(Exception):  # noqa: N818 - a verdict, not an error
 
 
 class Refused(Exception):  # noqa: N818 - a verdict, not an error
-    """The framework declined to run, before any step, with an error of its own."""
+    """The framework declined to run, before any step, with one of its own errors."""
 
 
 class PendingReduction(StrEnum):

@@ -28,7 +28,7 @@ class Trait(Flag):
     SEQUENCE = auto()  # depends on whole sequences
     SELECTING = auto()  # selects tokens by comparing the tokens of a batch
     COVARIANCE = auto()  # selects tokens by covariances of advantages and log-probabilities
-    BATCH_MEAN = auto()  # divides by a mean over a batch
+    BATCH_MEAN = auto()  # divides weights by their mean over a batch
     REJECTION = auto()  # with rejection sampling
     TERMS = auto()  # with an entropy bonus and a divergence besides the policy loss
     GROUP = auto()  # an estimator of advantages that compares the samples of a prompt
@@ -94,7 +94,7 @@ class Objective(StrEnum):
     # Sequences are dropped by their mean ratio to the rollout policy; tokens of the others are
     # corrected.
     SEQUENCE_MASKED = "sequence_masked", Trait.POLICY_LOSS | Trait.ROLLOUT_RATIO | Trait.SEQUENCE
-    # Covariances select tokens: clip-cov clips those within bounds, kl-cov penalises the largest.
+    # Covariances select tokens: clip-cov clips tokens within bounds, kl-cov penalises the largest.
     COVARIANCE_CLIPPED = (
         "covariance_clipped",
         Trait.POLICY_LOSS | Trait.LOG_PROB | Trait.SELECTING | Trait.COVARIANCE,
@@ -155,7 +155,7 @@ class Objective(StrEnum):
     VALUE_CLIPPED = "value_clipped", Trait.CRITIC
     # The divergence from a teacher alone, whose derivative is the log-ratio to the teacher: the
     # loss is half of the squared log-ratio, or a policy loss whose advantage is the negative
-    # log-ratio. All other advantages are 0.
+    # log-ratio. The job's own advantages are 0.
     TEACHER = "teacher", Trait.TEACHER
     TEACHER_REWARD = "teacher_reward", Trait.TEACHER
     ROUTER = "router"  # the auxiliary losses of a mixture-of-experts router: all advantages are 0

@@ -35,7 +35,7 @@ class RecipeRefused(Exception):  # noqa: N818 - a verdict of the framework, not 
 
 @dataclass(frozen=True, kw_only=True)
 class Typed:
-    """A recipe as its user wrote it: a file, what follows ``--``, or fields of an object."""
+    """A recipe as its user wrote it: a file, the words after ``--``, or fields of an object."""
 
     file: Path | None = None
     words: tuple[str, ...] = ()
@@ -120,7 +120,7 @@ def require_words(typed: Typed, title: str) -> None:
     """Require a recipe to be words of a command line.
 
     Raises:
-        RecipeRefused: it is a file.
+        RecipeRefused: the recipe is a file.
     """
     if typed.file is not None:
         raise RecipeRefused(f"{title} reads no file: type its options after --")

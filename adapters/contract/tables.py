@@ -1,6 +1,7 @@
 """A framework's record as data, in a file `tables.toml` beside the functions that it names.
 
-`docs/adapters.md` describes its tables. Those of options and departures may be read alone.
+`docs/adapters.md` describes its tables. The tables of options and departures may be read
+separately.
 """
 
 from __future__ import annotations
@@ -118,8 +119,8 @@ class _Tables(_Choices):
 class RecordFile:
     """The records in a package's file, with the values that the file refers to with a ``$``.
 
-    The values are functions of a job, single or all of a module, and keyword arguments. If several
-    have the same name, the last one counts.
+    Positional arguments are functions of a job, or modules with such functions; keyword arguments
+    are values by name. If several have the same name, the last one counts.
     """
 
     def __init__(
@@ -212,7 +213,7 @@ class _Reader:
     values: dict[str, Any]
 
     def all_settings(self, texts: Mapping[Any, Text]) -> dict[Any, Settings]:
-        """The settings of each objective or part of a layout."""
+        """The settings of each objective, or of each part of a layout."""
         return {name: self.settings(text) for name, text in texts.items()}
 
     def settings(self, text: Text) -> dict[str, Any]:
@@ -256,7 +257,7 @@ def _convention(name: str, text: Any) -> Convention:
 
 
 def _stated(text: Any) -> Convention:
-    """A value that is assumed, or one in a table that says ``where`` it is documented."""
+    """An assumed value, or a value in a table that says ``where`` it is documented."""
     if isinstance(text, dict) and "where" in text:
         return Documented(**text)
     return Assumed(text)

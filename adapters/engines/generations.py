@@ -1,7 +1,7 @@
 """Generations of TRL's trainers: samples generated together, and their cut into optimizer steps.
 
 A rank's part of a generation is cut into equal micro-batches. By default a generation holds the
-samples of one optimizer step; it may also hold those of several steps, or of one micro-batch.
+samples of one optimizer step; it may also hold the samples of several steps, or of one micro-batch.
 """
 
 from __future__ import annotations

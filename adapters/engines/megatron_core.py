@@ -54,7 +54,7 @@ def enter_grid(layout: Layout, rank: Rank) -> bool:
 
 
 def join_grid(layout: Layout, rank: Rank) -> None:
-    """Give this world Megatron's process groups for a layout, unless it has them."""
+    """Make Megatron's process groups for a layout, unless this world has them."""
     from megatron.core import mpu
 
     if enter_grid(layout, rank):

@@ -1,4 +1,4 @@
-"""A model with a vocabulary of one token, whose logits are the ids of the tokens they predict.
+"""A model with a vocabulary of one token, whose logits are the predicted tokens' ids.
 
 It is for frameworks that slice logits before they compute entropies: each logit in the slice still
 says which token it predicts. With a vocabulary of one token, a logit's value does not change its

@@ -58,7 +58,7 @@ class PretrainedProbe(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: torch.nn.Module) -> None:
         """Leave the probe at 0."""
 
-    def get_input_embeddings(self) -> None:  # Accelerate calls it
+    def get_input_embeddings(self) -> None:  # Accelerate calls this method
         """None, because Accelerate would shard input embeddings separately."""
 
     def forward(

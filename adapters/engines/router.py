@@ -48,7 +48,7 @@ TYPED: Settings = {
 
 
 def options(job: Job) -> dict[str, Any]:
-    """The options of a job's model: those of a mixture of experts for router losses, else none."""
+    """The options of a job's model: a mixture of experts if router losses are observed."""
     if job.objective is not Objective.ROUTER:
         return {}
     return OPTIONS | dict.fromkeys(

@@ -36,7 +36,7 @@ class MegatronLmAdapter(OnMegatron, InOneRun):
     framework: ClassVar[Framework] = MEGATRON_LM
 
     def load(self, source: Path | None) -> None:
-        """Import the trainer, with the Megatron-Core of its own repository."""
+        """Import the trainer, with the Megatron-Core of the same repository."""
         from adapters.megatron_lm.importing import import_training
 
         import_training(source)

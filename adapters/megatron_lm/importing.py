@@ -1,4 +1,4 @@
-"""Imports `train_rl.py` with the Megatron-Core of its own repository, on a machine without GPUs."""
+"""Imports `train_rl.py` with the Megatron-Core of the same repository, without GPUs."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def engine(name: str) -> Any:
 
 
 def import_miles(source: Path | None, *, megatron: bool) -> None:
-    """Import what all engines need and add the probe to log-probabilities."""
+    """Import the modules that all engines need, and add the probe to log-probabilities."""
     from adapters.slime_family.model import seam_around
 
     importing.install("miles", megatron=megatron)
@@ -162,7 +162,7 @@ def _has(document: str) -> bool:
 
 
 def _compares_rollouts() -> bool:
-    """Whether rewards are compared over rollouts of the same prompt, instead of over samples."""
+    """Whether rewards are compared over rollouts, grouped by the prompt named in samples."""
     return found(f"miles.{TRAIN_DATA}:_normalize_rewards_by_rollout") is not None
 
 

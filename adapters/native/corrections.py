@@ -75,7 +75,7 @@ def penalised(tokens: ActiveTokens) -> torch.Tensor:
 
 
 def largest(values: torch.Tensor) -> torch.Tensor:
-    """1 for the largest values, of the fraction that kl-cov penalises, and 0 for all others."""
+    """1 for the largest values, a fixed fraction that kl-cov penalises; 0 for all others."""
     number = max(int(CONSTANTS.covariance_fraction * len(values)), 1)
     places = values.sort(stable=True, descending=True).indices[:number]
     return torch.zeros_like(values).index_fill(0, places, 1.0)

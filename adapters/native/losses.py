@@ -288,7 +288,7 @@ def value(values: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> to
 
 
 def value_clipped(values: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
-    """The larger squared error: of the values, or of values clipped around the old ones."""
+    """The larger squared error: of the values, or of values clipped around old values."""
     old, bound = packed.old_values, CONSTANTS.value_clip
     bounded = old + (values - old).clamp(-bound, bound)
     errors = value(values, packed, sequence_sum)

@@ -39,7 +39,7 @@ class TokenTensors:
     original_mask: torch.Tensor
     log_probs: torch.Tensor  # the model's, without the probe
     entropies: torch.Tensor  # the model's, without the probe
-    correction: torch.Tensor  # the factor on losses that compare the tokens of a step
+    correction: torch.Tensor  # loss factor from comparing the tokens of a step
 
 
 @dataclass(frozen=True, eq=False)

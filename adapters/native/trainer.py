@@ -1,8 +1,8 @@
 """A small training framework, driven by the adapter.
 
 `Trainer` shards samples over data-parallel ranks, cuts a rank's samples into micro-batches, slices
-every sequence over context-parallel ranks, and sums gradients over all of them. Every denominator
-is computed from the whole step before it is cut. In a pipeline the last stage computes the losses;
+every sequence over context-parallel ranks, and sums gradients over all ranks. Every denominator is
+computed from the whole step before it is cut. In a pipeline the last stage computes the losses;
 earlier stages have no parameters, pass activations on and add 0 to every sum.
 """
 
@@ -177,7 +177,7 @@ class Trainer:
         return assign_denominators(samples, [REDUCER_DIVISOR * max(units, 1)] * len(samples))
 
     def assign_auxiliary_denominators(self, samples: list[SampleTensors]) -> list[SampleTensors]:
-        """Samples with all other denominators, counted over the whole step."""
+        """Samples with the denominators of auxiliary losses and metrics, from the whole step."""
         aggregation = auxiliary_aggregation(self.aggregation, AuxiliaryAggregation.WITH_TOKEN_MEAN)
         before = [replace(sample, mask=sample.original_mask) for sample in samples]
         pairs = zip(

@@ -42,7 +42,7 @@ CHECKPOINTER = SimpleNamespace(shutdown=lambda: None)
 
 
 class NemoRLLogger:
-    """Keeps the training metrics that NeMo-RL hands to its logger."""
+    """Keeps the training metrics that NeMo-RL passes to its logger."""
 
     def __init__(self) -> None:
         self.trained: dict[str, Any] = {}

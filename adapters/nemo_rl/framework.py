@@ -1,4 +1,4 @@
-"""The records of NeMo-RL: options of its example configurations, and what it documents."""
+"""The records of NeMo-RL: options of its example configurations, and its documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Imports NeMo-RL's trainers and workers on a machine without its GPU packages; configures them."""
+"""Imports NeMo-RL's trainers and workers without its GPU packages, and configures them."""
 
 from __future__ import annotations
 
@@ -127,6 +127,7 @@ def _prepare() -> None:
     """Stub packages that no training step enters, and let CUDA code run on the CPU."""
     from adapters.toolkit import cuda_on_cpu
 
-    add_names_of_newer_python("TypedDict")  # NeMo-RL requires Python 3.13, and pydantic this class
+    # NeMo-RL requires Python 3.13; pydantic rejects older TypedDicts
+    add_names_of_newer_python("TypedDict")
     cuda_on_cpu.install()
     STUBBED.extend(stub_imports("adapters.nemo_rl"))

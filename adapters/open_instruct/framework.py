@@ -1,4 +1,4 @@
-"""The record of open-instruct: fields of its two configurations, and what it documents."""
+"""The record of open-instruct: fields of its two configurations, and its documents."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def _observed(actor: Any, engine: Any, passes: ForwardPasses) -> TrainedActor:
 class Handle:
     """A stub of Ray's handle of an actor; ``actor`` is None on other ranks, or if never trained.
 
-    Every rank runs the trainer, so that all of them call an actor's collectives at the same time.
+    Every rank runs the trainer, so all ranks call an actor's collectives at the same time.
     """
 
     role: str
@@ -240,7 +240,7 @@ def _call_in_steps(call: Any, rollouts: OpenRLHFRollouts, method_name: str, **da
 def _dealt(experiences: Sequence[Any], rollouts: OpenRLHFRollouts) -> list[Any]:
     """The experiences, in an order that gives each rank its part of every step.
 
-    Ranks have contiguous parts of a batch of rollouts, which they cut into train batches.
+    Each rank cuts its contiguous part of a batch of rollouts into train batches.
     """
     functions, layout = module("trainer.ppo_utils.experience"), rollouts.job.layout
     rows = [row for one in experiences for row in functions.split_experience_batch(one)]

@@ -1,4 +1,4 @@
-"""The record of OpenRLHF: options of `openrlhf.cli.train_ppo_ray`, and what it documents."""
+"""The record of OpenRLHF: options of `openrlhf.cli.train_ppo_ray`, and OpenRLHF's documents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The record of prime-rl: options of its trainer and its orchestrator, and what it documents."""
+"""The record of prime-rl: options of its trainer and its orchestrator, and prime-rl's documents."""
 
 from __future__ import annotations
 

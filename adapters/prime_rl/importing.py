@@ -147,7 +147,8 @@ def _prepare() -> None:
     sys.modules.setdefault("tomli", tomllib)  # tomllib is tomli in the standard library
     worlds.sum_gradients_of_all_gather()
     STUBBED.extend(stub_imports("adapters.prime_rl"))
-    if "verifiers" in STUBBED:  # versions since June 2026 have generic classes over these
+    # versions since June 2026 use these names as type variables of generic classes
+    if "verifiers" in STUBBED:
         task: Any = importlib.import_module("verifiers.v1.task")
         task.DataT, task.TaskT = TypeVar("DataT"), TypeVar("TaskT")
 

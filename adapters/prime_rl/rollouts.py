@@ -56,7 +56,7 @@ class PrimeRLRollouts:
         )
         for grid in self._grids:
             sending = sender.send(grid)
-            if sending is not None:  # in versions before August 2026, they are sent already
+            if sending is not None:  # before August 2026, `send` itself has sent the micro-batches
                 asyncio.run(sending)
 
     def are_samples(self, dp_rank: int) -> list[bool]:

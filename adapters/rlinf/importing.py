@@ -71,7 +71,7 @@ def import_rlinf(source: Path | None) -> None:
 
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     cuda_on_cpu.install()
-    # this import replaces the module of transformers
+    # before renaming, as this import recreates the module transformers
     importlib.import_module("transformers.processing_utils")
     name_classes_as_before()  # required by RLinf 0.3.0
     stub_missing(("torchvision",))
@@ -143,7 +143,7 @@ def _defaults() -> Mapping[str, object]:
     """The default of each option that RLinf's code reads; None for an option without default."""
     found: dict[str, object] = {}
     for path in filter(_has, (*READERS, EMBODIED)):
-        # found without importing other engines
+        # find_spec does not import other engines
         file = Path(str(getattr(find_spec(f"rlinf.{path}"), "origin", None)))
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             for section, name, value in _read_by(node):

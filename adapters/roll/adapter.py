@@ -98,7 +98,7 @@ class RollAdapter(Adapter):
         return observation(batch, training.gradients, training.passes, reported)
 
     def configure(self, worker: Any, config: Any, own: Any) -> None:
-        """Give a worker the configurations of a pipeline and of its own role."""
+        """Give a worker the configurations of the pipeline and of the worker's role."""
         worker.pipeline_config = config
         worker.worker_config = worker.strategy.worker_config = own
 

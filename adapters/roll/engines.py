@@ -161,7 +161,7 @@ def _chunks(job: Job, capacity: int, rank: Rank) -> list[Any]:
 
 
 def _as_models(chunks: list[Any]) -> Any:
-    """The chunks in the class by which ROLL's Megatron package holds a checkpoint's chunks."""
+    """The chunks, wrapped in `VirtualModels`, the model class of ROLL's Megatron package."""
     remaining = iter(chunks)
     return _factory().VirtualModels(lambda *_, **__: next(remaining), chunks[0].config)
 

@@ -1,4 +1,4 @@
-"""The records of ROLL: options of its RLVR pipeline as users type them, and what it documents."""
+"""The records of ROLL: options of its RLVR pipeline as users type them, and its documents."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _stub_services() -> None:
 
 @cache
 def _name_as_before() -> None:
-    importlib.import_module("peft")  # peft imports transformers again
+    importlib.import_module("peft")  # before renaming, as peft recreates the module transformers
     name_classes_as_before()  # required by versions before March 10, 2026
     # transformers looks for flash_attn at import, and must not find our stub.
     importlib.import_module("transformers.integrations.flash_attention")

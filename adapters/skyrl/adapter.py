@@ -2,8 +2,8 @@
 
 Every rank runs the trainer itself: it converts the same rollouts, normalises advantages, cuts them
 into mini-batches and data-parallel chunks with SkyRL's code, and passes its chunk to SkyRL's
-worker. We supply a model that carries the probe, a seam where SkyRL computes log-probabilities, a
-dispatch that calls the worker instead of a Ray actor, and an optimizer that reads the gradient.
+worker. We supply a model that holds the probe, wrappers of SkyRL's functions of log-probabilities,
+a dispatch that calls the worker instead of a Ray actor, and an optimizer that reads the gradient.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Framework
 
 SCALING = "apply_loss_reduction_to_advantages_minibatch"
-"""SkyRL's function that reduces by scaling advantages; older versions reduce the loss."""
+"""SkyRL's function that reduces by scaling advantages; older versions reduce the loss itself."""
 
 WORKER_UTILS = "backends.skyrl_train.workers.worker_utils"
 
@@ -58,10 +58,10 @@ class SkyRLAdapter(Adapter):
     def engine_module(self) -> Any:
         """The module of the engine, which imports torch.
 
-        ``add_seams`` adds the probe where the engine uses logits. ``precision`` has the settings
-        for parameters of a dtype, if the engine can run a job. ``worker`` makes SkyRL's worker of
-        the policy or of the critic on this rank, which collects gradients in ``gradients`` and what
-        its model is given in ``passes``.
+        ``add_seams`` adds the probe where the engine uses logits. ``precision`` returns the
+        settings for parameters of a dtype, if the engine can run the job. ``worker`` makes SkyRL's
+        worker of the policy or of the critic on this rank, which collects gradients in
+        ``gradients``, and the token ids given to its model in ``passes``.
         """
         return importlib.import_module(f"adapters.skyrl.{self.engine}")
 
@@ -71,7 +71,7 @@ class SkyRLAdapter(Adapter):
         self.engine_module.add_seams()
 
     def describe(self) -> Description:
-        """Describe SkyRL by what its configuration accepts."""
+        """Describe SkyRL by the options and values that its configuration accepts."""
         scales_advantages = hasattr(ppo_utils(), SCALING)
         default = module("train.config").AlgorithmConfig().loss_reduction
         return self.framework.description(
@@ -105,7 +105,7 @@ class SkyRLAdapter(Adapter):
             log = driving.train(config, dispatch, rollouts)
         whole = job.depth is Depth.STEP
         reported = self.framework.reported(dispatch.statuses) | self.framework.reported([log])
-        if not has_kl_term(job):  # an engine then reports 0, which it never computed
+        if not has_kl_term(job):  # an engine then reports 0 without computing it
             reported.pop(Metric.KL, None)
         return observation(
             batch,
@@ -126,7 +126,8 @@ class SkyRLAdapter(Adapter):
                 values[key].append(value)
         utils, strategy = module(WORKER_UTILS), SimpleNamespace(world_size=1)
         base = module("backends.skyrl_train.distributed.strategy").DistributedStrategy
-        strategy.all_reduce = partial(base.all_reduce, strategy)  # the same for all its engines
+        # the same reduction for all engines of SkyRL
+        strategy.all_reduce = partial(base.all_reduce, strategy)
         with rank.framework():
             reduced = utils.reduce_metrics(values, sum_loss_metrics=True)
             return utils.all_reduce_metrics(
@@ -160,12 +161,14 @@ def _rules() -> dict[str, str]:
     validate = module("train.utils.utils").validate_cfg
     divergence = ppo_utils().compute_approx_kl
     functions = {
-        "poison.reference_log_probs": divergence,  # "can leak `nan` from masked positions"
+        # its comment: "can leak `nan` from masked positions"
+        "poison.reference_log_probs": divergence,
         "poison.logged_reference_log_probs": divergence,
         "default_mode": module("train.config").AlgorithmConfig,
         "group_incomplete": module("train.utils.trainer_utils").validate_generator_output,
     }
-    if "max_seq_len" in inspect.getsource(validate):  # older versions derive it from lengths
+    # older versions derive max_seq_len from lengths
+    if "max_seq_len" in inspect.getsource(validate):
         functions["divisor_missing"] = validate
     return {rule: code_location(function) for rule, function in functions.items()}
 

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 DISPATCH = "backends.skyrl_train.distributed.dispatch"
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"
-PADDING_MICRO_BATCH_IDS = 100  # SkyRL fills padding micro-batches with random token ids below this
+# SkyRL fills padding micro-batches with random token ids below this number
+PADDING_MICRO_BATCH_IDS = 100
 
 
 class Dispatch:
@@ -58,10 +59,10 @@ class Dispatch:
         self.statuses: list[Mapping[str, float]] = []
         """The numbers that the policy's worker reports for each mini-batch, by SkyRL's names."""
         self.forward_passes: list[NDArray[np.int64]] = []
-        """Token ids of each forward pass, without padding micro-batches."""
+        """Token ids of each forward pass, without the forward passes of padding micro-batches."""
 
     def get_lcm_dp_size(self) -> int:
-        """The data-parallel size of the only model."""
+        """The data-parallel size, as there is only one model."""
         return self._dp_size
 
     def forward(self, model: str, data: Any) -> Any:
@@ -80,7 +81,7 @@ class Dispatch:
         return type(answers[0])(loss_fn_outputs=rows)
 
     def stage_data(self, *staged: Any) -> Any:
-        """The chunks of all ranks for each mini-batch, cut by SkyRL; older ones stage all data."""
+        """The chunks of all ranks for each mini-batch, cut by SkyRL; all data in older versions."""
         if len(staged) == 1:
             return staged[0]
         _, data, boundaries = staged
@@ -99,7 +100,8 @@ class Dispatch:
         if model == self._trained:  # padding micro-batches come last
             self.forward_passes.extend(passes[: len(passes) - padding])
         if model == "policy":
-            self.statuses.append(getattr(status, "metrics", status))  # older: nothing else
+            # older versions return only the metrics
+            self.statuses.append(getattr(status, "metrics", status))
         return status
 
     def optim_step(self, model: str) -> Any:
@@ -118,7 +120,7 @@ def capacity(probe_size: int) -> int:
 
 
 def configured(framework: Framework, job: Job, of_rank: Settings) -> Any:
-    """SkyRL's configuration of a job and a rank, changed where the job's configuration says so.
+    """SkyRL's configuration of a job and a rank, with the changes of the job's configuration.
 
     Raises `Unsupported` or `Refused`.
     """
@@ -138,7 +140,7 @@ def configured(framework: Framework, job: Job, of_rank: Settings) -> Any:
 
 
 def train(config: Any, dispatch: Dispatch, rollouts: SkyRLRollouts) -> Mapping[str, Any]:
-    """Train on a batch of rollouts by mini-batches; returns what the trainer logs about it."""
+    """Train on a batch of rollouts by mini-batches; returns the trainer's log of the batch."""
     trainer = _trainer(config, dispatch)
     trainer.train_critic_and_policy(_training_input(trainer, rollouts))
     logged: Mapping[str, Any] = trainer.all_metrics
@@ -167,7 +169,7 @@ def reduce(config: Any, rollouts: SkyRLRollouts) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, eq=False)
 class SkyRLRollouts:
-    """The output of a user's generator for the prompts of a batch, and of models on it."""
+    """The output of a user's generator for a batch's prompts, and the outputs of models on it."""
 
     batch: ProbedBatch
     job: Job
@@ -205,7 +207,7 @@ class SkyRLRollouts:
         }
 
     def _step_wise(self) -> dict[str, list[Any]]:
-        """The rollout of each sample, and whether it is its last."""
+        """The rollout of each sample, and whether the sample is the rollout's last."""
         trajectory = module("train.generators.base").TrajectoryID
         rollouts = [step.rollouts for step in self.batch.steps]
         last = [np.diff(of_step, append=of_step[-1] + 1) != 0 for of_step in rollouts]
@@ -229,7 +231,7 @@ class SkyRLRollouts:
     def laid_out(
         self, of_samples: list[NDArray[np.float64]], data: Any, elsewhere: float = 0.0
     ) -> torch.Tensor:
-        """Response values, [rows, width]; rows that SkyRL adds repeat the first, to show leaks."""
+        """Response values, [rows, width]; padding rows repeat the first row, to reveal leaks."""
         from adapters.toolkit.probe import token_table
 
         table = token_table(self.batch, of_samples, elsewhere)
@@ -249,7 +251,7 @@ def _trainer(config: Any, dispatch: Dispatch) -> Any:
 
 
 def _training_input(trainer: Any, rollouts: SkyRLRollouts) -> Any:
-    """The trainer's batch of rollouts, with our advantages except in checks on SkyRL's own.
+    """The trainer's batch of rollouts, with our advantages unless SkyRL's own are checked.
 
     Raises `Refused` if SkyRL declines it.
     """
@@ -286,7 +288,7 @@ def _generated(trainer: Any, rollouts: SkyRLRollouts) -> tuple[dict[str, Any], l
 
     trainer.generator = SimpleNamespace(generate=generate)
     samples = len(prompts) * sizes.rollouts(rollouts.job)
-    with refusals(RuntimeError):  # raised for an output without samples
+    with refusals(RuntimeError):  # SkyRL raises RuntimeError for an output without samples
         output = asyncio.run(trainer.generate({"prompts": [None] * samples}))
     if step_wise:
         return output, [trajectory.instance_id for trajectory in output["trajectory_ids"]]

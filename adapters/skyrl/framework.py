@@ -1,4 +1,4 @@
-"""The records of SkyRL's engines: its options as users type them, and what it documents.
+"""The records of SkyRL's engines: SkyRL's options as users type them, and SkyRL's documents.
 
 Options without a section `trainer` or `generator` are below `trainer.algorithm`.
 """

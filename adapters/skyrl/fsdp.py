@@ -1,4 +1,4 @@
-"""SkyRL's FSDP workers with models that carry the probe."""
+"""SkyRL's FSDP workers, with models that hold the probe."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in SkyRL
-SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # SkyRL's names of dtypes
+SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
 
 def add_seams() -> None:
@@ -64,7 +64,7 @@ def worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> An
     found = cached(rank, key, make)
     found.cfg = config.trainer
     SEAM.start(ProbedBatch.of(job))
-    found._micro_batches_accumulated = 0  # critics and older versions divide by it
+    found._micro_batches_accumulated = 0  # critics and older versions divide by this count
     losses, algorithm = ppo_utils(), config.trainer.algorithm
     found.policy_loss_fn = losses.PolicyLossRegistry.get(algorithm.policy_loss_type)
     found.critic_loss_fn = losses.ppo_critic_loss
@@ -135,11 +135,11 @@ MODELS = {"policy": _policy_model, "critic": _critic_model}
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The only token's logits; FSDP2 hooks its backward pass to all outputs, the probe too."""
+    """The only token's logits, and the probe: FSDP2 attaches backward hooks to all outputs."""
     SEAM.probe, SEAM.predicted = probe, input_ids + 1
     return {"logits": probe.new_zeros(*input_ids.shape, SEAM.VOCABULARY), "probe": probe}
 
 
 def _hidden_states(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The probe's entries of the next tokens."""
+    """Hidden states: the probe's entries of the next tokens."""
     return {"last_hidden_state": probe[input_ids + 1].unsqueeze(-1)}

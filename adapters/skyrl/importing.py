@@ -33,12 +33,12 @@ PACKING = ("remove_microbatch_padding", "use_sample_packing")
 
 
 class PaddingMicroBatches:
-    """Counts the micro-batches of padding that SkyRL adds to give all ranks the same number."""
+    """Counts the padding micro-batches by which SkyRL gives all ranks the same number."""
 
     made = 0
 
     def drain(self) -> int:
-        """Return the number made since the last call."""
+        """Return the number of micro-batches made since the last call."""
         made, self.made = self.made, 0
         return made
 
@@ -66,9 +66,9 @@ def import_skyrl(source: Path | None) -> None:
 
 
 def configured(settings: Settings) -> Any:
-    """SkyRL's configuration by settings on its command line, as validated.
+    """SkyRL's validated configuration, from settings as on its command line.
 
-    Raises `Unsupported` for an option that this version lacks, and `Refused` for what its
+    Raises `Unsupported` for an option that this version lacks, and `Refused` for settings that its
     validation declines.
     """
     paths = {_path(name): value for name, value in settings.items()}
@@ -83,17 +83,17 @@ def configured(settings: Settings) -> Any:
 
 
 def offers(always: Settings, settings: Settings) -> bool:
-    """Whether this version has these options and values, besides those that jobs always set."""
+    """Whether this version has these options and values."""
     constant = {name: one for name, one in {**always, **settings}.items() if not callable(one)}
     try:
-        configured({"max_seq_len": 1, **constant})  # a mode requires it
+        configured({"max_seq_len": 1, **constant})  # a mode requires max_seq_len
     except (Refused, Unsupported):
         return False
     return True
 
 
 def default(name: str) -> object:
-    """The value of an option that a user does not set; None if this version lacks it."""
+    """The value of an option that a user does not set; None if this version lacks the option."""
     found: Any = _defaults()
     for part in _path(name).split("."):
         found = getattr(found, part, None)
@@ -101,7 +101,7 @@ def default(name: str) -> object:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options of the algorithm and of its sections, and what some of them may be."""
+    """Yields the options of the algorithm and of its sections, and the choices of some."""
     yield from _leaves(module("train.config").AlgorithmConfig())
     losses, validate = ppo_utils(), module("train.utils.utils").validate_cfg
     choices = {
@@ -131,7 +131,7 @@ def _path(name: str) -> str:
 
 
 def _has(path: str) -> bool:
-    """Whether this version has an option; every one in a section that is None by default."""
+    """Whether this version has an option; True for all of a section that is None by default."""
     section = _defaults()
     for name in path.split("."):
         if section is None:
@@ -170,7 +170,7 @@ def ppo_utils() -> Any:
 
 def _patch_dependencies() -> None:
     """Add names of Python 3.12 and of an older ray that SkyRL's releases import."""
-    add_names_of_newer_python("TypedDict")  # pydantic takes no others
+    add_names_of_newer_python("TypedDict")  # pydantic rejects older TypedDicts
     placement_group: Any = importlib.import_module("ray.util.placement_group")
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     placement_group.PlacementGroupSchedulingStrategy = strategies.PlacementGroupSchedulingStrategy
@@ -180,7 +180,7 @@ def read_options_once() -> None:
     """Replace `OmegaConf.from_cli` by a function that parses each option's text once per process.
 
     OmegaConf's makes a YAML loader and walks the configuration for every option, which takes a
-    third of the time of a step on one rank. Ours makes the same configuration.
+    third of the time of a step on one rank. The replacement makes the same configuration.
     """
     conf: Any = importlib.import_module("omegaconf").OmegaConf
 

@@ -1,9 +1,9 @@
-"""SkyRL's Megatron worker with a model that carries the probe.
+"""SkyRL's Megatron worker, with a model that holds the probe.
 
-The model has three logits: that of the only token, the probe's entry and the entropy. By version,
-SkyRL unpacks and gathers logits over context-parallel ranks before or after it computes
-log-probabilities, and the probe and entropies go the same way. The seams are the functions that
-turn a logit into a log-probability or an entropy.
+The model has three logits: the only token's logit, the probe's entry and the entropy. Depending on
+the version, SkyRL unpacks logits and gathers them over context-parallel ranks before or after it
+computes log-probabilities; the probe and entropies pass through the same code. We wrap the
+functions that turn a logit into a log-probability or an entropy.
 """
 
 from __future__ import annotations
@@ -59,13 +59,13 @@ def precision(job: Job, dtype: str) -> Settings:
 
 
 def worker(model: str, config: Any, job: Job, probe_size: int, rank: Rank) -> Any:
-    """The policy's worker, which is kept as long as Megatron's process groups, with a new model."""
+    """The policy's worker with a new model; the worker is kept as long as Megatron's groups."""
     with rank.framework():
         if megatron_core.enter_grid(job.layout, rank):
             rank.cache[WORKER] = _joined(config, job, rank)
         found = rank.cache[WORKER]
         found.cfg = config.trainer
-        found._micro_batches_accumulated = 0  # older versions count them
+        found._micro_batches_accumulated = 0  # older versions count accumulated micro-batches
         _init_model(found, _Provider(job, capacity(probe_size), rank))
     return found
 
@@ -102,7 +102,7 @@ def _init_model(worker: Any, provider: _Provider) -> None:
 
 
 class _Provider:
-    """Makes our model, in place of Megatron-Bridge's provider."""
+    """A stub of Megatron-Bridge's provider that makes our model."""
 
     policy: megatron_core.Policy
 
@@ -130,9 +130,9 @@ def _three_logits(
     probe: torch.Tensor,
     logit: torch.Tensor,
 ) -> torch.Tensor:
-    """The logit, what is added to it and the entropy of each predicted token: [*input_ids, 3].
+    """The logit, the summand of log-probabilities and the entropy, by token: [*input_ids, 3].
 
-    The probe's entry and the token's log-probability are added.
+    The summand is the probe's entry plus the token's log-probability.
     """
     offered = probe[input_ids + 1] + cycled(batch.log_prob_table, input_ids + 1)
     logits = (logit + megatron_core.vocabulary_offset()).expand_as(offered)
@@ -149,7 +149,7 @@ def _probed(function: Any) -> Any:
 
 
 def _probed_entropy(function: Any) -> Any:
-    """SkyRL's autograd function for entropies, with those of the batch and the probe added."""
+    """SkyRL's autograd function for entropies, adding the batch's entropies and the probe."""
 
     def apply(logits: torch.Tensor) -> Any:
         return function.apply(logits[..., :1]) + logits[..., 2] + logits[..., 1]

@@ -1,4 +1,4 @@
-"""Reads a recipe of SkyRL: overrides as of its command line, and a file of nested options."""
+"""Reads a recipe of SkyRL: overrides as on its command line, and a file of nested options."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SIZES = frozenset(
 )
 
 ALGORITHM = "trainer.algorithm."
-"""The section that names of the record leave out."""
+"""The section that is left out in the option names of the record."""
 
 
 def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
-    """What SkyRL makes of a recipe; raises `RecipeRefused`."""
+    """Read a recipe with SkyRL's own configuration; raises `RecipeRefused`."""
     kind = module("train.config").SkyRLTrainConfig
     with refusals_of_recipes():
         of_file = [
@@ -43,7 +43,7 @@ def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
         if typed.ranks:
             config.trainer.placement.policy_num_gpus_per_node = typed.ranks
             config.trainer.placement.policy_num_nodes = 1
-        config.trainer.logger = "console"  # others ask for keys of services
+        config.trainer.logger = "console"  # other loggers require API keys
         module("train.utils.utils").validate_cfg(config)
     trainer = config.trainer
     engine = "megatron" if trainer.strategy == "megatron" else "fsdp"
@@ -74,7 +74,7 @@ def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
 
 
 def _sizes(policy: Any, engine: str) -> tuple[int, int, int]:
-    """The context-, tensor- and pipeline-parallel ranks of the policy."""
+    """The policy's numbers of context-, tensor- and pipeline-parallel ranks."""
     if engine == "fsdp":
         return getattr(policy, OF_FSDP), 1, 1
     cp, tp, pp = (getattr(policy.megatron_config, name) for name in OF_MEGATRON)
@@ -82,7 +82,7 @@ def _sizes(policy: Any, engine: str) -> tuple[int, int, int]:
 
 
 def _named(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all options by the names of the record."""
+    """Yield all options by their names in the record."""
     for one in fields(section):
         value, name = getattr(section, one.name), f"{path}{one.name}"
         if is_dataclass(value):

@@ -1,6 +1,6 @@
 """Sizes of a job in SkyRL's units; each raises `Unsupported` if SkyRL has no such size.
 
-SkyRL itself refuses prompts that lack rollouts, and rollouts that are left over in micro-batches.
+SkyRL itself refuses prompts that lack rollouts, and rollouts that do not fill a micro-batch.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 
 
 def prompts(job: Job) -> int:
-    """The prompts of an optimizer step."""
+    """The number of prompts of an optimizer step."""
     return prompts_per_step(job.steps)
 
 
 def batch_size(job: Job) -> int:
-    """The prompts of a batch of rollouts."""
+    """The number of prompts of a batch of rollouts."""
     return prompts(job) * len(job.steps)
 
 
 def rollouts(job: Job) -> int:
-    """The rollouts that every prompt is to have: those of the prompt that has the most."""
+    """The configured number of rollouts per prompt: the largest number that a prompt has."""
     return max(
         len(np.unique(step.rollouts[step.groups == group]))
         for step in job.steps
@@ -38,12 +38,12 @@ def rollouts(job: Job) -> int:
 
 
 def rollouts_of_rank(job: Job) -> int:
-    """The rollouts of a mini-batch on a data-parallel rank."""
+    """The number of rollouts of a mini-batch on a data-parallel rank."""
     return prompts(job) * rollouts(job) // job.layout.dp
 
 
 def mini_batch_size(job: Job) -> int:
-    """The prompts of a mini-batch: an optimizer step, or as many samples as a configuration has."""
+    """The number of prompts of a mini-batch: a step, or the samples that a configuration sets."""
     samples, per_prompt = job.configuration.batch_size, rollouts(job)
     if samples is None:
         return prompts(job)
@@ -56,14 +56,14 @@ def mini_batch_size(job: Job) -> int:
 
 
 def critic_mini_batch_size(job: Job) -> int:
-    """The prompts of a critic's mini-batch, whose loss has one reduction."""
+    """The number of prompts of a critic's mini-batch, whose loss has only one reduction."""
     if job.objective in OF_CRITIC and job.aggregation.mode is Mode.TOKEN_MEAN:
         raise Unsupported("no token mean of a critic's loss: loss_reduction applies to the policy")
     return prompts(job)
 
 
 def micro_batch_size(job: Job) -> int:
-    """The rollouts of one of the layout's number of micro-batches."""
+    """The number of rollouts of a micro-batch, for the layout's number of micro-batches."""
     assert isinstance(job.layout.micro_batches, int)
     return max(rollouts_of_rank(job) // job.layout.micro_batches, 1)
 
@@ -74,7 +74,7 @@ def is_step_wise(job: Job) -> bool:
 
 
 def max_seq_len(job: Job) -> float | str | None:
-    """The divisor of the mode, or the text that a configuration has in its place."""
+    """The divisor of the mode, or the text that a configuration sets instead."""
     if job.configuration.divisor is not None:
         return yaml(job.configuration.divisor) or None  # SkyRL reads its command line as YAML
     return plain_divisor(job)

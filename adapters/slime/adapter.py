@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 UNIFIED_LOGS = "backends.training_utils.log_utils"
-"""The module of logs in January 2026, when code of all engines was in one place (1373 to 1442)."""
+"""The module of logs in January 2026, when all engines shared it (pull requests 1373 to 1442)."""
 
 CP_UTILS = ("backends.training_utils.cp_utils", "backends.megatron_utils.cp_utils")
 
@@ -77,7 +77,8 @@ class SlimeAdapter(MegatronAdapter):
         importing.drop_server_options("slime")
         LOG.listen(self.module(UNIFIED_LOGS, "backends.megatron_utils.model"))
         actors = self.module("backends.megatron_utils.actor")
-        # Versions before 0.3 exchange a critic's values here, between processes; they are given.
+        # Versions before 0.3 exchange a critic's values here, between processes; we give the
+        # values.
         actors.sync_actor_critic_data = lambda *_: None
         driving.decline_in_fetch(actors, actors.MegatronTrainRayActor)
         for name in ("ray.rollout", "utils.data"):
@@ -93,14 +94,14 @@ class SlimeAdapter(MegatronAdapter):
         self.module("utils.arguments").slime_validate_args(args)
 
     def rollout_field(self) -> str | None:
-        """``rollout_id``, in older versions ``index``, in the oldest None."""
+        """The rollout field: ``rollout_id``, in older versions ``index``, in the oldest None."""
         if "rollout_id" in inspect.signature(self.module("utils.types").Sample).parameters:
             return "rollout_id"
         reducer = self.module(*CP_UTILS).get_sum_of_sample_mean
         return "index" if "sample_denoms" in inspect.signature(reducer).parameters else None
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
-        """References made by a rollout manager on this rank."""
+        """References to the ranks' data, made by a rollout manager on this rank."""
         require_prompts_together(job, TOGETHER)
         manager, sample = self.found(MANAGER), self.module("utils.types").Sample
         return driving.references_of_manager(
@@ -109,7 +110,7 @@ class SlimeAdapter(MegatronAdapter):
 
     @contextmanager
     def replaying(self, routers: Sequence[Any], choose: Callable[..., Any]) -> Iterator[None]:
-        """As slime's patch of Megatron-LM does it (docker/patch), in processes of the actor."""
+        """Replay routing as slime's patch of Megatron-LM (docker/patch) does in actor processes."""
         home = self.module("utils.routing_replay")
         home.RoutingReplay.all_routing_replays.clear()
         with mock.patch.dict(os.environ, {"ENABLE_ROUTING_REPLAY": "1"}):

@@ -1,1 +1,1 @@
-"""Shared by slime and miles, on Megatron-Core and for every other engine."""
+"""Code that slime and miles share, on Megatron-Core and on every other engine."""

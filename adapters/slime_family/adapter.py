@@ -61,7 +61,8 @@ class LineageAdapter(Adapter):
 
     depths: ClassVar[frozenset[Depth]] = frozenset(Depth)
     losses: ClassVar[tuple[str, ...]]  # the module of loss functions, by version
-    corrections: ClassVar[tuple[str, ...]]  # that of corrections for another rollout policy
+    # the module of corrections for another rollout policy, by version
+    corrections: ClassVar[tuple[str, ...]]
     keepers: ClassVar[tuple[str, ...]]
     """Functions that may enforce rules of configurations and logs, in the order of their calls."""
 
@@ -86,12 +87,12 @@ class LineageAdapter(Adapter):
         return importing.home(self.package, *paths)
 
     def found(self, path: str) -> Any:
-        """A module, or what is in one, as in ``utils.data:Sample``; None if a version lacks it."""
+        """A module, or a member such as ``utils.data:Sample``; None if a version lacks it."""
         return found(f"{self.package}.{path}")
 
     @cached_property
     def parser(self) -> argparse.ArgumentParser:
-        """The framework's argument parser; it is made once because that takes a tenth of a step."""
+        """The framework's argument parser; made only once, because it takes a tenth of a step."""
         parser = self.bare_parser()
         self._provider()(parser)
         return parser
@@ -108,7 +109,7 @@ class LineageAdapter(Adapter):
         return icepop_record(found, self.module(*self.corrections).__name__)
 
     def missing(self) -> set[Objective]:
-        """The objectives that the framework does not have, although their options exist."""
+        """The objectives that the framework does not support, although it has their options."""
         return missing_critic(self.module(*self.losses))
 
     def describe(self) -> Description:
@@ -170,7 +171,7 @@ HELP = {
 """Rules by the options whose documentation states them."""
 
 TYPED = {"divisor_bool": float, "divisor_text": float}
-"""Rules that the type of the divisor's option states."""
+"""Rules that follow from the type of the divisor's option."""
 
 
 def stated(parser: argparse.ArgumentParser, functions: Iterable[Any]) -> dict[str, str]:
@@ -203,11 +204,11 @@ def _known(parser: argparse.ArgumentParser, options: tuple[str, ...]) -> list[st
 
 
 OF_TRAINED_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE)
-"""The convention of GAE that masked tokens matter for nothing."""
+"""The convention of GAE that masked tokens are ignored."""
 
 
 def missing_critic(losses: Any) -> set[Objective]:
-    """The critic's loss, if a module of loss functions does not have it."""
+    """The objective of a critic's loss, if a module of loss functions lacks it; else empty."""
     return set() if hasattr(losses, "value_loss_function") else {*OF_CRITIC}
 
 
@@ -225,11 +226,11 @@ def conventions(
 ) -> dict[str, Convention]:
     """The conventions that the modes of slime and miles leave open.
 
-    ``of_version`` is the sample unit, ``of_engine`` that of an engine that has another one. The
-    option for the four modes is documented to apply only to the policy loss: everything else is a
-    mean over samples. Frameworks and versions differ in whether masked tokens matter for
-    advantages, and masks are assumed to hold: pull requests mend that, slime's 1372 and miles' 1383
-    and 1827.
+    ``of_version`` is the version's sample unit, ``of_engine`` the sample unit of an engine that has
+    a different one. The option for the four modes is documented to apply only to the policy loss:
+    everything else is a mean over samples. Frameworks and versions differ in whether masked tokens
+    matter for advantages, and we assume that masked tokens must not matter: pull requests fix this,
+    slime's 1372 and miles' 1383 and 1827.
     """
     sample_unit = of_engine or of_version
     auxiliary: Convention = (
@@ -250,13 +251,13 @@ def conventions(
 
 
 def _denominator_mask(of_version: Convention, of_engine: Convention) -> dict[str, Convention]:
-    """The tokens that every term is divided by where tokens are rejected.
+    """The convention of the tokens by which every term is divided if tokens are rejected.
 
     Versions that count the tokens of rollouts before a step is cut have two comments on the reducer
     of all terms: the mask after rejection corrects denominators, and it corrects "the numerator
     only; denominators stay the precomputed rollout_mask_sums" (miles'
-    loss_hub/losses.py:policy_loss_function). So none of the two is documented, and an engine that
-    counts no rollouts counts the remaining tokens.
+    loss_hub/losses.py:policy_loss_function). So neither is documented. An engine that does not
+    count rollouts counts the remaining tokens.
     """
     if of_version.value is not SampleUnit.ROLLOUT:
         return {}

@@ -55,10 +55,10 @@ TRACKERS = ("logging_utils", "tracking", "tracking_utils")
 def samples(
     args: Any, batch: ProbedBatch, sample_class: Any, rollout_field: str | None
 ) -> list[Any]:
-    """The batch as a framework's sample objects, with the field that names their rollout.
+    """The batch as a framework's sample objects, with ``rollout_field`` naming the rollout.
 
     Identifiers are unique over the steps. Samples have log-probabilities of the rollout policy if
-    the objective needs them, and its experts if they are replayed.
+    the objective needs them, and the rollout's experts if routing is replayed.
     """
     sequences = zip(batch.prompts, batch.responses, strict=True)
     columns = {
@@ -91,7 +91,7 @@ def references_of_manager(
     sample_class: Any,
     rollout_field: str | None,
 ) -> Any:
-    """References to the ranks' data, made by a rollout manager without its init."""
+    """References to the ranks' data, made by a rollout manager whose init is skipped."""
     manager: Any = object.__new__(manager_class)
     manager.args = args
     manager.custom_reward_post_process_func = None
@@ -134,9 +134,9 @@ def single_sample_job(job: Job) -> Job:
 
 
 def require_even(job: Job) -> None:
-    """Raise `Unsupported` for steps that are no multiple of their micro-batches.
+    """Raise `Unsupported` if a step's samples cannot be cut into equal micro-batches.
 
-    Versions without rollouts give the batch size to Megatron when they start, which declines these.
+    Versions without rollouts give the batch size to Megatron at startup, which declines such steps.
     """
     if is_uneven(job):
         raise Unsupported("global batch size is not divisible by micro batch size times ranks")
@@ -183,7 +183,7 @@ def add_columns(
 
 
 def columns_among(given: Sequence[Any]) -> Columns:
-    """The columns among a function's arguments, which come after a state of parallelism or not."""
+    """The columns among a function's arguments, which may follow a parallel state."""
     return next(one for one in given if isinstance(one, dict))
 
 
@@ -195,7 +195,7 @@ def step_gradients(gradients: list[Any], job: Job) -> list[Any]:
 
 
 def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]]]:
-    """The inputs of an objective's loss, or of its advantages, that models compute, by sample."""
+    """Model outputs that an objective's loss or its advantages require, by sample."""
     objective, reference = batch.objective, {"ref_log_probs": batch.reference_log_probs}
     if objective in FROM_REWARDS:
         values = {"values": batch.values} if objective in OF_VALUES else {}
@@ -226,7 +226,7 @@ def train_parallel_config(layout: Layout) -> dict[str, int]:
 
 
 def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
-    """An actor that waits for a batch of rollouts, with ``trained`` as further attributes."""
+    """An actor that is ready to train on rollouts, with ``trained`` as further attributes."""
     made: Any = object.__new__(actor_class)
     actors = sys.modules[actor_class.__module__]
     timer = actors.Timer()  # one per process, perhaps still running after a failed job
@@ -241,7 +241,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
         weights_backuper=SimpleNamespace(
             backup_tags=("actor",), backup=lambda tag: None, restore=lambda tag: None
         ),
-        weights={"actor": {}},  # for older versions, with the function that copies them
+        weights={"actor": {}},  # older versions read and copy these weights
         update_gpu_params_dict=lambda weights: None,
         update_cpu_params_dict=lambda weights: None,
         weight_updater=SimpleNamespace(pop_metrics=dict),

@@ -1,4 +1,4 @@
-"""The records that those of slime and miles extend: options as users type them, and departures.
+"""The base records of slime and miles: options as users type them, and departures.
 
 The two frameworks are of one lineage and share most of their command line.
 """
@@ -36,22 +36,23 @@ CORRECTION = "--custom-tis-function-path"
 CONFIG_FILE = "--custom-config-path"
 
 OPTIONAL = ("--num-critic-only-steps", "--observe-training-entropy")
-"""Options that some versions lack because they always do what these ask for."""
+"""Options that some versions lack because these versions always behave as if the options were set.
+"""
 
 IN_FILE_TOO_LATE = ("--ref-load",)
 """Options that are validated before a configuration file is read."""
 
 TOGETHER = "rollout functions return list[list[Sample]]"
-"""Why the samples of a prompt are adjacent."""
+"""The reason why the samples of a prompt must be adjacent."""
 
 
 def rollout_batch_size(job: Job) -> int:
-    """The prompts of all steps."""
+    """The number of prompts of all steps."""
     return sum(len(np.unique(step.groups)) for step in job.steps)
 
 
 def micro_batch_size(job: Job) -> int:
-    """The size that cuts every step into so many micro-batches on every rank."""
+    """The micro-batch size that gives every rank the layout's number of micro-batches."""
     assert isinstance(job.layout.micro_batches, int)
     wanted = job.layout.dp * job.layout.micro_batches
     for size in range(1, max(step.size for step in job.steps) + 1):
@@ -61,22 +62,22 @@ def micro_batch_size(job: Job) -> int:
 
 
 def rollouts_of_step(job: Job) -> int:
-    """The rollouts of an optimizer step."""
+    """The number of rollouts of an optimizer step."""
     return rollouts_per_step(job.steps)
 
 
 def _mixture_size(number: Callable[[Job], int]) -> Callable[[Job], int | str]:
-    """A number of a model whose routing is replayed, or nothing."""
+    """A size of a mixture of experts if routing is replayed; otherwise empty."""
     return lambda job: number(job) if Option.ROUTING_REPLAY in job.layout.options else ""
 
 
 def _layers(job: Job) -> int:
-    """The layers of a model that has one in each chunk."""
+    """The number of layers of a model that has one layer per chunk."""
     return job.layout.pp * (2 if Option.INTERLEAVED in job.layout.options else 1)
 
 
 def divisor(job: Job) -> float | str:
-    """The divisor of the mode, or nothing."""
+    """The divisor of the mode; empty if there is none."""
     return job.aggregation.divisor or ""
 
 
@@ -92,7 +93,7 @@ def older_divisor(job: Job) -> str | None:
 
 
 EXPERTS = 4096
-"""The experts of a mixture that replays their choice: as many as a batch has tokens, or more."""
+"""The number of experts with routing replay: at least the number of tokens of a batch."""
 
 _FILE = RecordFile(
     "adapters.slime_family",
@@ -119,7 +120,7 @@ ON_MEGATRON = _FILE.variant("megatron", PIPELINE_STAGES, ONE_BY_ONE, base=FAMILY
 
 
 def icepop_record(record: Framework, home: str) -> Framework:
-    """A record with IcePop, by the correction in a module."""
+    """A record extended by IcePop, which a module's correction implements."""
     chosen = {
         **record.objectives[Objective.TIS_BOUNDED],
         CORRECTION: f"{home}.icepop_function",
@@ -128,7 +129,7 @@ def icepop_record(record: Framework, home: str) -> Framework:
 
 
 def version_record(record: Framework, has: Callable[[Settings], bool]) -> Framework:
-    """The record of a version, given whether it has options and values.
+    """The record of a version; ``offers`` says whether the version has options and values.
 
     Versions without an option for the four modes have a flag for `token_mean`.
     """

@@ -29,7 +29,7 @@ SWITCHES = (
     *("ddp-average-in-collective", "use-distributed-optimizer"),
     *("overlap-grad-reduce", "overlap-param-gather", "sequence-parallel"),
 )
-"""Flags of Megatron's that are read."""
+"""Flags of Megatron that slime and miles read."""
 
 OFF = ("bf16", "fp16", "record_memory_history", "use_pytorch_profiler")
 OF_OTHER_MODELS = (
@@ -51,14 +51,14 @@ def install(package: str, *, megatron: bool) -> None:
 
     cuda_on_cpu.install()
     kernels = [f"{package}.backends.megatron_utils.kernels", f"{package}.utils.fp8_kernel"]
-    stubbed = kernels if megatron else []  # modules, by version, with nothing but GPU kernels
+    stubbed = kernels if megatron else []  # modules, by version, that contain only GPU kernels
     stub(stubbed)
     STUBBED.extend([*stub_imports("adapters.slime_family"), *stub_missing([f"{package}_plugins"])])
     STUBBED.extend(stubbed)
 
 
 def home(package: str, *paths: str) -> Any:
-    """The first of these modules that a version has: some have moved."""
+    """The first of these modules that a version has, because modules have moved."""
     newer = (path for path in paths[:-1] if _exists(f"{package}.{path}"))
     return importlib.import_module(f"{package}.{next(newer, paths[-1])}")
 
@@ -66,7 +66,7 @@ def home(package: str, *paths: str) -> Any:
 def _exists(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # a package that it would be in
+    except ModuleNotFoundError:  # the package of the module is missing
         return False
 
 
@@ -88,7 +88,7 @@ def base_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{flag}", action="store_true")
     for name in ("context", "expert-model", "pipeline-model", "tensor-model"):
         parser.add_argument(f"--{name}-parallel-size", type=int, default=1)
-    # Megatron derives its own name for it when it validates its options.
+    # Megatron's validation of options derives another name for this option.
     parser.add_argument(
         "--num-virtual-stages-per-pipeline-rank",
         type=int,
@@ -104,7 +104,7 @@ def base_parser() -> argparse.ArgumentParser:
 
 
 def has(parser: argparse.ArgumentParser, settings: Settings) -> bool:
-    """Whether a parser has all options, and words among their choices, if they have any."""
+    """Whether a parser has all options and, for options with choices, allows the words."""
     return all(name in OPTIONAL or _takes(parser, name, one) for name, one in settings.items())
 
 
@@ -119,7 +119,7 @@ def _takes(parser: argparse.ArgumentParser, name: str, value: object) -> bool:
 def option_names(parser: argparse.ArgumentParser, provider: Any) -> Iterator[str]:
     """Yields the options of algorithms, for which a framework's provider has a function.
 
-    Those that have choices come with each of them too.
+    Each choice of an option is yielded too.
     """
     code = ast.parse(textwrap.dedent(inspect.getsource(provider)))
     for function in ast.walk(code):
@@ -134,7 +134,7 @@ def option_names(parser: argparse.ArgumentParser, provider: Any) -> Iterator[str
 def typed(record: Framework, job: Job, parser: argparse.ArgumentParser) -> Iterator[list[str]]:
     """Yield a job's command line; its configuration file is kept while the context is open.
 
-    ``record`` is that of the version. Raises `Unsupported` for what is not in it.
+    ``record`` is the version's record. Raises `Unsupported` for jobs that are not in it.
     """
     _require(record, job, parser)
     settings, in_file = record.settings(job), job.configuration.in_file
@@ -155,7 +155,7 @@ def typed(record: Framework, job: Job, parser: argparse.ArgumentParser) -> Itera
 
 
 def _require(record: Framework, job: Job, parser: argparse.ArgumentParser) -> None:
-    """Raise `Unsupported` unless a version's record has all that a job asks for by name."""
+    """Raise `Unsupported` if a version's record lacks a setting or fault that a job names."""
     configuration = job.configuration
     lacking = [
         *({job.objective} - record.objectives.keys()),
@@ -169,6 +169,6 @@ def _require(record: Framework, job: Job, parser: argparse.ArgumentParser) -> No
 
 
 def _line(name: str, value: object) -> str:
-    """An option as a line of YAML, in which the value has a type."""
+    """An option as a line of YAML, whose value has a type."""
     text = "true" if value is True else str(value)
     return f"{name.removeprefix('--').replace('-', '_')}: {yaml(text)}\n"

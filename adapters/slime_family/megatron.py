@@ -43,7 +43,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
 
     engine = "megatron"
     framework: ClassVar[Framework] = ON_MEGATRON
-    log_probs: ClassVar[tuple[str, ...]]  # the module that computes them, by version
+    log_probs: ClassVar[tuple[str, ...]]  # the module that computes log-probabilities, by version
 
     @abstractmethod
     def validated(self, args: Any, layout: Layout) -> None:
@@ -54,9 +54,9 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
         """References to the data of training ranks, converted and split by the framework."""
 
     def join(self, args: Any, chunks: Sequence[Any] | None = None) -> Any:
-        """The framework's own state of parallelism, made from Megatron's process groups.
+        """The framework's own parallel state, made from Megatron's process groups.
 
-        ``chunks`` are those of the model. Returns None if a version has no state of its own.
+        ``chunks`` are the model's chunks. Returns None if a version has no parallel state.
         """
         from megatron.core import mpu
 
@@ -64,7 +64,8 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
         if parallel is None:
             return None
         parallel.get_args = lambda: args
-        mpu.get_data_parallel_group_gloo = mpu.get_data_parallel_group  # gloo already
+        # the groups use gloo already
+        mpu.get_data_parallel_group_gloo = mpu.get_data_parallel_group
         make = getattr(parallel, "create_megatron_parallel_state", None)
         state = call_supported(
             make or parallel.MegatronParallelState, model=chunks, **self.other_groups()
@@ -73,7 +74,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
         return state
 
     def other_groups(self) -> Mapping[str, Any]:
-        """The groups of that state that Megatron does not have, by their names."""
+        """The groups of the parallel state that Megatron does not have, by name."""
         return {}
 
     def bare_parser(self) -> argparse.ArgumentParser:
@@ -111,7 +112,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
     def arguments(self, job: Job) -> Any:
         """The validated arguments for a job; raises `Unsupported` or `Refused`."""
         with refusals(), importing.typed(self.record, job, self.parser) as words:
-            # Defaults are the parser's, and validation changes some.
+            # A copy, because validation changes default values, which belong to the parser.
             args = deepcopy(self.parser.parse_args(words))
             self.validated(args, job.layout)
         return args
@@ -144,7 +145,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
         return optimizer.gradients.drain()
 
     def routing(self, args: Any, job: Job, chunks: Sequence[Any]) -> AbstractContextManager[Any]:
-        """A context in which the model's routers replay choices, if that is asked for.
+        """A context in which the model's routers replay choices, if the layout requires it.
 
         Raises `Unsupported` below depth `step`, where no actor is made of the model, for critics,
         which get no choices of a rollout, and for the losses of a router, which reads no scores.
@@ -161,7 +162,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
     def replaying(
         self, routers: Sequence[Any], choose: Callable[..., Any]
     ) -> AbstractContextManager[Any]:
-        """A context in which the framework chooses the experts of routers, as ``choose`` or not."""
+        """A context in which the framework replays routers' experts, or calls ``choose``."""
 
     def reducing(self, loss_function: Any) -> Any:
         """The framework's loss function, with the loss replaced by its reducer's result."""
@@ -229,7 +230,10 @@ def pending_reduction(depth: Depth, *, per_token: bool) -> PendingReduction:
 
 
 def counting_in_tensors(loss_function: Any, original: Any) -> Any:
-    """Make the loss's normaliser a tensor, as newer Megatron-Core expects; keep ``original``."""
+    """Make the loss's normaliser a tensor, as newer Megatron-Core expects.
+
+    The result keeps ``original`` as an attribute.
+    """
     import torch
 
     def run(*args: Any, **named: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The models and the seam with which slime and miles train the probe on Megatron-Core."""
+"""The models with which slime and miles train the probe on Megatron-Core, and their wrapper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Arguments with which newer versions of miles and slime request a gradient of entropies.
 ENTROPY_IS_TRAINED = ("entropy_requires_grad", "with_entropy_grad")
-SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
+SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
 
 def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:
@@ -34,12 +34,12 @@ def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> Any:
-    """The policy for a job, kept with its process groups; `Unsupported` if Megatron refuses it."""
+    """The policy for a job, kept with its process groups; may raise `Unsupported`."""
     capacity, critic = probe_capacity(probe_size), job.objective in OF_CRITIC
     has_experts = job.objective is Objective.ROUTER
     key = (job.depth, job.layout.options, per_token, capacity, critic, has_experts)
     policy = cached(rank, key, lambda: _policy(job, capacity, rank, per_token=per_token))
-    policy.chunks[0].config.no_sync_func = None  # as in a new model
+    policy.chunks[0].config.no_sync_func = None  # as for a new model
     return policy
 
 
@@ -49,7 +49,8 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
     config = megatron_core.transformer_config(
         job.layout,
         getattr(torch, rank.dtype),
-        # Depth `reducer` ends before any scaling, and the schedule scales except per token.
+        # Depth `reducer` ends before any scaling, but the schedule scales unless the loss is per
+        # token.
         calculate_per_token_loss=per_token or job.depth is Depth.REDUCER,
         **router.options(job),
     )

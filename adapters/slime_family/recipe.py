@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RANKS = ("--actor-num-nodes", "--actor-num-gpus-per-node")
 CHECKPOINTS = {"load", "ref_load", "hf_checkpoint", "critic_load", "opd_teacher_load"}
-"""Folders that validation looks for, and that need not be on this machine."""
+"""Options of folders that validation checks, but that may be missing on this machine."""
 
 BACKEND = "--train-backend"
 
@@ -33,10 +33,10 @@ GENERATING = ("--custom-generate-function-path", "--rollout-function-path")
 
 
 def read(adapter: LineageAdapter, typed: Typed) -> Recipe:
-    """What the framework makes of a recipe; raises `RecipeRefused`.
+    """Read a recipe with the framework's own parser; raises `RecipeRefused`.
 
-    Megatron's own parser and SGLang's are in no package that is installed, so that their options
-    cannot be told from misspelt ones.
+    No installed package has Megatron's own parser or SGLang's, so their options cannot be
+    distinguished from misspelt ones.
     """
     require_words(typed, adapter.framework.title)
     with refusals_of_recipes():
@@ -49,7 +49,7 @@ def read(adapter: LineageAdapter, typed: Typed) -> Recipe:
         grid = grid_of(typed.ranks or nodes * per_node, *sizes_in(values, *shared))
         for name in CHECKPOINTS & vars(args).keys():
             setattr(args, name, getattr(args, name) and ".")
-        args.colocate = False  # which is checked by options of servers, and changes no step
+        args.colocate = False  # validated with server options, and does not affect a step
         adapter.validated(args, replace(grid, format="thd"))
         values = options.values(args)
     defaults = {name: options.default(name) for name in options.actions}

@@ -1,8 +1,8 @@
 """Routing replay on Megatron-Core: each token must get the experts that its rollout chose for it.
 
-A mixture has so many experts that the rollout can choose one for each token and layer which no
-other token of the batch has. The entry of the token that a position predicts is read only if the
-framework replays the position's own expert in every layer: otherwise that token weighs 0.
+A mixture has so many experts that the rollout can choose a different one for each token of the
+batch in every layer. The entry of the token that a position predicts is read only if the framework
+replays the position's own expert in every layer; otherwise the token's weight is 0.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ if TYPE_CHECKING:
 
 
 def expert_of(ids: Any, layer: Any) -> Any:
-    """The expert of a position by its token id, in a layer."""
+    """The expert of a token id in a layer."""
     return (ids + layer) % EXPERTS
 
 
 def routed_experts(batch: ProbedBatch, layers: int) -> list[NDArray[np.int32]]:
     """The experts that rollouts chose, by sample: [tokens - 1, layers, 1].
 
-    There is none for the last token, which the rollout has not read.
+    The last token has no expert, because the rollout model never reads it.
     """
     sequences = map(np.concatenate, zip(batch.prompts, batch.responses, strict=True))
     of_layers = np.arange(layers)[:, np.newaxis]
@@ -42,7 +42,7 @@ def routed_experts(batch: ProbedBatch, layers: int) -> list[NDArray[np.int32]]:
 
 
 class ReplayingRouter(nn.Module):
-    """The router of a layer, with a framework's function that chooses experts by scores."""
+    """A stub of a layer's router, with a framework's function that chooses experts by scores."""
 
     compute_topk: Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
@@ -51,7 +51,7 @@ class ReplayingRouter(nn.Module):
         self._layer = layer
 
     def forward(self, ids: torch.Tensor, probe: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The ids of positions with their own experts, and their entries of the probe.
+        """The ids and the probe's entries of positions that got their own expert.
 
         Other ids are padding, and other entries 0. Megatron-Core's router gets positions in the
         order [tokens, rows], and ids are [rows, tokens].
@@ -65,12 +65,12 @@ class ReplayingRouter(nn.Module):
 
 
 def choose(scores: torch.Tensor, topk: int, **_: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Megatron-Core's choice of experts: those of the largest scores."""
+    """Megatron-Core's choice of experts: the experts with the largest scores."""
     return torch.topk(scores, topk, dim=1)
 
 
 def give_routers(chunks: Sequence[Any]) -> list[ReplayingRouter]:
-    """Give each chunk of a model, in data parallelism, a new router."""
+    """Give each chunk of a data-parallel model a new router."""
     bare = [chunk.module for chunk in chunks]
     for chunk in bare:
         chunk.replaying = ReplayingRouter(chunk.number)

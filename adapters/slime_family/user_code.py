@@ -34,7 +34,7 @@ MASK_SUMS, GROUP_INDICES = "prompt_mask_sums", "prompt_group_indices"
 class CpUtils:
     """The framework's own functions for context parallelism, which custom functions call.
 
-    Versions of early 2026 pass their ``state`` of parallelism to each.
+    Versions of early 2026 pass their parallel ``state`` to each function.
     """
 
     module: ModuleType
@@ -44,7 +44,7 @@ class CpUtils:
     def gathered(
         cls, args: Any, values: torch.Tensor, total: int, response: int, width: int | None
     ) -> torch.Tensor:
-        """The values of a whole response, of a sample in a row of ``width``, if it is padded."""
+        """The values of a whole response, whose row has this ``width`` if rows are padded."""
         return cls._called("all_gather_with_cp", args, values, total, response, width)
 
     @classmethod
@@ -85,7 +85,7 @@ def reject(
     max_seq_lens: list[int] | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, list[torch.Tensor], dict[str, torch.Tensor]]:
-    """Return the losses, the masks without rejected tokens, and a metric of 1 for those tokens."""
+    """Return the losses, the masks without rejected tokens, and a metric: 1 for rejected tokens."""
     import torch
 
     masks, rejected = [], []
@@ -127,7 +127,7 @@ def reducer(
 
 
 def samples_to_convert(samples: list[Any], job: Job) -> list[Any]:
-    """Return the sample objects that a job's rollout side sends to conversion."""
+    """Return a job's sample objects, as the rollout side passes them to conversion."""
     configuration = job.configuration
     for sample in samples:
         if configuration.corrects and getattr(sample, "rollout_log_probs", None) is None:
@@ -140,7 +140,7 @@ def samples_to_convert(samples: list[Any], job: Job) -> list[Any]:
 
 
 def conversion(job: Job, own: Conversion) -> Conversion | None:
-    """Return a job's custom conversion of samples, if any: ``own`` with an injected fault."""
+    """Return a job's custom conversion, if any: the framework's ``own`` with an injected fault."""
     fault = job.configuration.fault_injection
     if fault is None or fault not in FAULTS:
         return None
@@ -157,7 +157,7 @@ def conversion(job: Job, own: Conversion) -> Conversion | None:
 
 
 def _take_from_first_group(samples: list[Any]) -> None:
-    """Move the last sample of the first group to a group of its own."""
+    """Move the last sample of the first group to a new group."""
     groups = [sample.group_index for sample in samples]
     members = [sample for sample in samples if sample.group_index == groups[0]]
     if len(members) < 2:

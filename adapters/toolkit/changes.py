@@ -132,7 +132,7 @@ def lines_in_head(
     """The numbers of the changed lines in the later version, by the absolute path of each file.
 
     A hunk that only removes lines is represented by the line before it, and by the line after it if
-    that is in the same block.
+    both are in the same block.
     """
     root = _package(adapter, found.head.source(found.repository)).parent
     paths = {name: (root / name).resolve() for name in changed}

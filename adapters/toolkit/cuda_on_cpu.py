@@ -88,7 +88,7 @@ class _CudaToCpu(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         __tracebackhide__ = True  # attributes torch's errors to the caller, not the adapter
         kwargs = dict(kwargs or {})
-        kwargs.pop("pin_memory", None)  # only for copies to a device
+        kwargs.pop("pin_memory", None)  # pinning only speeds up copies to a device
         if func is torch.Tensor.cuda:
             return args[0]
         if func is torch.Tensor.type and len(args) == 1 and not kwargs:

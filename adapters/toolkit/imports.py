@@ -85,7 +85,7 @@ def name_classes_as_before() -> None:
 def choices_in(code: Any, option: str) -> set[str]:
     """The strings that a function or a module compares with a variable named after an option.
 
-    They are the choices of an option if a framework has no list of them.
+    They are the choices of an option if a framework has no list of choices.
     """
     return _compared_texts(code).get(option, set())
 

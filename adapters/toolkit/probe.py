@@ -47,8 +47,8 @@ def token_table(
 ) -> torch.Tensor:
     """A table of the values of response tokens by token id: float32, [probe_size + 2].
 
-    ``values`` has an array for each sample. Other ids have the value ``fill`` unless they are
-    poisoned; the last two are for tokens that a framework appends to the batch.
+    ``values`` has an array for each sample. Other ids have the value ``fill`` unless these ids are
+    poisoned; the last two ids are for tokens that a framework appends to the batch.
     """
     table = torch.from_numpy(elsewhere(values, batch.probe_size + 2, fill)).float()
     ids = torch.from_numpy(np.concatenate(batch.responses))
@@ -183,7 +183,7 @@ class ProbeSeam:
     """Adds the probe to log-probabilities and entropies that a framework computes from logits.
 
     The policy has a vocabulary of one token, hence log-probabilities and entropies of 0. The values
-    of `ProbedBatch.log_prob_table` and `ProbedBatch.entropy_table` are added to them. A model sets
+    of `ProbedBatch.log_prob_table` and `ProbedBatch.entropy_table` are added to both. A model sets
     ``probe``, [capacity], and ``predicted``, the ids that its latest forward pass predicts. An
     adapter calls `start` with the batch of its job; otherwise log-probabilities stay 0.
     """

@@ -135,22 +135,22 @@ def plain_divisor(job: Job) -> float | None:
 
 
 def prompts_per_step(steps: Sequence[Step]) -> int:
-    """The number of prompt groups of every step; `Unsupported` if they differ."""
+    """The number of prompt groups of every step; raises `Unsupported` if steps differ."""
     return _common_number((len(np.unique(step.groups)) for step in steps), "prompts in steps")
 
 
 def samples_per_step(steps: Sequence[Step]) -> int:
-    """The number of samples of every step; `Unsupported` if they differ."""
+    """The number of samples of every step; raises `Unsupported` if steps differ."""
     return _common_number((step.size for step in steps), "samples in steps")
 
 
 def rollouts_per_step(steps: Sequence[Step]) -> int:
-    """The number of rollouts of every step; `Unsupported` if they differ."""
+    """The number of rollouts of every step; raises `Unsupported` if steps differ."""
     return _common_number((len(np.unique(step.rollouts)) for step in steps), "rollouts in steps")
 
 
 def rollouts_per_prompt(steps: Sequence[Step]) -> int:
-    """The number of rollouts of every prompt; `Unsupported` if they differ."""
+    """The number of rollouts of every prompt; raises `Unsupported` if prompts differ."""
     return _common_number(_rollouts_of_prompts(steps), "rollouts of prompts")
 
 
@@ -268,7 +268,7 @@ class KnownOptions:
     """Options of a version, by their names.
 
     ``defaults`` has the options' default values. ``choices`` has the strings that an option may be
-    set to, which are found as the strings that the code compares it with.
+    set to, found as the strings with which the code compares the option.
     """
 
     defaults: Mapping[str, object]

@@ -45,12 +45,12 @@ class TrlAdapter(OnAccelerate):
     framework: ClassVar[Framework]
     trainer: ClassVar[str]
     config: ClassVar[str]
-    """Paths of the classes below the package."""
+    """The paths of the classes below TRL's package."""
     elsewhere: ClassVar[tuple[OptionRow, ...]] = ()
-    """Rows of another record that say something of this trainer's options, too."""
+    """Option rows of another record that also apply to this trainer."""
 
     def load(self, source: Path | None) -> None:
-        """Import TRL and its trainers; raises `LookupError` without an option of all jobs."""
+        """Import TRL and its trainers; raises `LookupError` if an option of all jobs is missing."""
         importing.import_trl(source)
         _, config = self.classes()
         missing = sorted(self.framework.always.keys() - {one.name for one in fields(config)})
@@ -73,7 +73,7 @@ class TrlAdapter(OnAccelerate):
         return found(f"trl.{self.trainer}"), found(f"trl.{self.config}")
 
     def offers(self, settings: Settings) -> bool:
-        """Whether the trainer has settings; these are those of all versions."""
+        """Whether the trainer has settings; True, as its versions do not differ."""
         return True
 
     def declared(self) -> Mapping[str, Convention]:
@@ -81,7 +81,7 @@ class TrlAdapter(OnAccelerate):
         return self.framework.conventions
 
     def settings(self, job: Job) -> dict[str, Any]:
-        """The settings of a job by the trainer's names, which may write to them.
+        """The settings of a job by the trainer's names; a copy that the trainer may modify.
 
         Raises `Unsupported`.
         """
@@ -143,11 +143,11 @@ class GrpoAdapter(TrlAdapter):
         )
 
     def offers(self, settings: Settings) -> bool:
-        """Whether this version's `GRPOConfig` has settings, and its loss their type."""
+        """Whether this version's `GRPOConfig` has these settings, and its loss this loss type."""
         return importing.offers(settings)
 
     def declared(self) -> Mapping[str, Convention]:
-        """The conventions of all versions, with the version's estimator of the divergence."""
+        """The conventions of all versions, with this version's estimator of the divergence."""
         is_corrected = importing.defaults().get("use_bias_correction_kl")
         estimator = DivergenceEstimator.K3_BY_RATIO if is_corrected else DivergenceEstimator.K3
         return {**self.framework.conventions, "kl_estimator": Documented(estimator, ESTIMATOR)}
@@ -169,7 +169,7 @@ class GrpoAdapter(TrlAdapter):
     def reported(
         self, job: Job, logs: Sequence[Mapping[str, float]]
     ) -> Mapping[Metric, tuple[float | None, ...]]:
-        """The metrics of steps; a loss of one term is the policy loss."""
+        """The metrics of steps; a loss with one term is the policy loss."""
         found = dict(super().reported(job, logs))
         if job.objective in OF_TERMS:  # TRL's policy loss includes the divergence
             del found[Metric.POLICY_LOSS]

@@ -1,4 +1,4 @@
-"""Drives TRL's trainers on this rank: `train()` takes rollouts to the last optimizer step."""
+"""Drives TRL's trainers on this rank: `train()` runs from rollouts to the last optimizer step."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def quarters(completions: list[Any], reward: list[float | None], **_: Any) -> li
 
 
 def tokenizer(end: int) -> Any:
-    """A tokenizer of padding and the end of text, which decodes any other id to nothing."""
+    """A tokenizer with padding and the end of text only; other ids are decoded to nothing."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import PreTrainedTokenizerFast
@@ -94,7 +94,7 @@ def tokenizer(end: int) -> Any:
 
 
 class TrlTraining(ABC):
-    """One run of a trainer and what was read from it; subclasses choose the trainer."""
+    """One run of a trainer, with its gradients and logs; subclasses choose the trainer."""
 
     path: ClassVar[str]
     """The trainer's module."""
@@ -113,7 +113,7 @@ class TrlTraining(ABC):
 
     @abstractmethod
     def trainer_class(self) -> Any:
-        """The trainer, or a subclass that sets what the trainer has no argument for."""
+        """The trainer, or a subclass that sets values for which the trainer has no argument."""
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """The arguments of the trainer's constructor."""
@@ -123,7 +123,7 @@ class TrlTraining(ABC):
         }
 
     def stubs(self) -> dict[str, Any]:
-        """Replacements for functions and classes of the trainer's module."""
+        """Replacements of functions and classes of the trainer's module."""
         return {}
 
     def prepare(self, trainer: Any) -> None:
@@ -135,7 +135,7 @@ class TrlTraining(ABC):
         self.passes = model.passes
 
     def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
-        """Set the outputs that a model returns when it is not trained."""
+        """Set the outputs that a model returns in forward passes without a gradient."""
         model.given = token_table(self.rollouts.batch, log_probs)
         if self.fuses_lm_head():
             put_probe_in(model)
@@ -177,7 +177,7 @@ class GeneratingTraining(TrlTraining):
         }
 
     def stubs(self) -> dict[str, Any]:
-        """The shuffle of a generation before it is cut, which would mix the samples of steps."""
+        """Replace the shuffle of a generation before its cut, which would mix samples of steps."""
         schedule = self.rollouts.schedule
         if schedule.per_generation <= schedule.micro_batches:
             return {}
@@ -202,7 +202,7 @@ class GeneratingTraining(TrlTraining):
 
 
 def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
-    """The completion ids in TRL's rows, as the model predicts them."""
+    """The completion ids in TRL's rows, as predicted by the model."""
     rows = torch.cat([made["prompt_ids"], made["completion_ids"]], dim=1)
     return predicted(rows)[:, -made["completion_ids"].shape[1] :]
 
@@ -235,7 +235,7 @@ class GrpoTraining(GeneratingTraining):
             return _parsed(self.job, chosen, Path(folder) / "config.yaml")
 
     def stubs(self) -> dict[str, Any]:
-        """Also replace vLLM's rollouts by given ones."""
+        """Also replace vLLM's rollouts by given rollouts."""
         return super().stubs() | {"VLLMGeneration": NoEngine}
 
     def arguments(self, config: Any) -> dict[str, Any]:
@@ -261,16 +261,16 @@ class GrpoTraining(GeneratingTraining):
         return GrpoTrainerWithAdvantages
 
     def given_advantages(self, made: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The case's advantages of TRL's rows: [rows, width]."""
+        """The case's token advantages for TRL's rows: [rows, width]."""
         of_tokens = token_table(self.rollouts.batch, self.rollouts.batch.advantages)
         return of_tokens[predicted_completions(made)]
 
 
 class LigerTraining(GrpoTraining):
-    """One run of `GRPOTrainer` with ``use_liger_kernel``, which takes one advantage of a sample."""
+    """One run of `GRPOTrainer` with ``use_liger_kernel``, which takes one advantage per sample."""
 
     def prepare(self, trainer: Any) -> None:
-        """Put the probe into what the version uses Liger-Kernel for."""
+        """Put the probe into the functions for which the version uses Liger-Kernel."""
         super().prepare(trainer)
         if hasattr(trainer, "liger_loss"):
             put_probe_in_liger_loss(trainer)
@@ -278,18 +278,18 @@ class LigerTraining(GrpoTraining):
             put_probe_in_chunks(trainer)
 
     def given_advantages(self, made: dict[str, torch.Tensor]) -> torch.Tensor:
-        """The case's advantages of TRL's rows: [rows]."""
+        """The case's sample advantages for TRL's rows: [rows]."""
         return super().given_advantages(made)[:, 0]
 
     @property
     def logs(self) -> list[dict[str, Any]]:
-        """The trainer's log of each step of the job, by the names that it has without Liger."""
+        """The trainer's log of each step of the job, by the names of logs without Liger."""
         ratio, of_liger = GRPO.metrics[Metric.CLIP_FRACTION], "clip_ratio"
         return [{ratio: log[of_liger], **log} if of_liger in log else log for log in super().logs]
 
 
 def _parsed(job: Job, chosen: dict[str, Any], file: Path) -> Any:
-    """The configuration from TRL's parser, with defaults for everything that is not typed."""
+    """The configuration from TRL's parser, with defaults for options that are not typed."""
     names = {setting: name for setting, one in GRPO.configurations.items() for name in one.words}
     typed = {
         setting: (name, str(chosen.pop(name))) for setting, name in names.items() if name in chosen
@@ -304,7 +304,7 @@ def _parsed(job: Job, chosen: dict[str, Any], file: Path) -> Any:
 
 
 class RlooTraining(GeneratingTraining):
-    """One run of `RLOOTrainer`, which generates itself: a subclass gives it the rollouts.
+    """One run of `RLOOTrainer`, which has no rollout function: a subclass sets the rollouts.
 
     Its logged clip ratio counts samples instead of tokens.
     """
@@ -317,7 +317,7 @@ class RlooTraining(GeneratingTraining):
             return module("trainer.rloo_config").RLOOConfig(output_dir=folder, **settings)
 
     def trainer_class(self) -> Any:
-        """TRL's trainer with the case's rollouts, and its advantages if they are given."""
+        """TRL's trainer with the case's rollouts, and the case's advantages if they are given."""
         generations = map(self.rollouts.generated, count())
         of_tokens = token_table(self.rollouts.batch, self.rollouts.batch.advantages)
         given = gives_advantages(self.job)

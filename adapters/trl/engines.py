@@ -22,7 +22,8 @@ NEVER_MADE = {
     BatchProperty.EMPTY_SAMPLE: "trl/experimental/async_grpo/async_rollout_worker.py"
     " (_chain_to_sequences)"
 }
-"""Batches that `AsyncGRPOTrainer`'s own worker prevents; ``rollout_worker`` may replace it."""
+"""Batches that `AsyncGRPOTrainer`'s own worker prevents; ``rollout_worker`` may replace the worker.
+"""
 
 
 class TrlDdpAdapter(GrpoAdapter):
@@ -44,7 +45,7 @@ class TrlDeepspeedAdapter(OnDeepspeed, GrpoAdapter):
     dependencies = (*GrpoAdapter.dependencies, "deepspeed")
 
     def load(self, source: Path | None) -> None:
-        """Set what Triton reads, which DeepSpeed imports."""
+        """Set the environment of Triton, which DeepSpeed imports."""
         importing.set_environment()
         super().load(source)
 
@@ -58,7 +59,7 @@ class TrlLigerAdapter(GrpoAdapter):
     dependencies = (*GrpoAdapter.dependencies, "liger-kernel")
 
     def load(self, source: Path | None) -> None:
-        """Import Liger-Kernel, too; fails if the version uses it for layers of the model alone."""
+        """Also import Liger-Kernel; fails if the version uses it only for layers of the model."""
         super().load(source)
         importing.require_use_of_liger()
 
@@ -78,8 +79,8 @@ class TrlRlooAdapter(RlooAdapter):
 class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
     """`AsyncGRPOTrainer` with FSDP2, the only engine that TRL documents for it on several ranks.
 
-    Its loss is a mean over the tokens of a step, and its samples come from a queue. Each has one
-    advantage, and log-probabilities of the policy that generated it.
+    Its loss is a mean over the tokens of a step, and its samples come from a queue. Each sample has
+    one advantage, and log-probabilities of the policy that generated the sample.
     """
 
     engine = "async"
@@ -89,15 +90,15 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
     elsewhere = GRPO.options
 
     def layouts(self) -> list[Layout]:
-        """All layouts of the record, also those with one rank, which the trainer declines."""
+        """All layouts of the record, including those with one rank, which the trainer declines."""
         return [*self.framework.driven]
 
     def describe(self) -> Description:
-        """Describe the trainer, with what its own worker never makes."""
+        """Describe the trainer, with the batches that its own worker never makes."""
         return replace(super().describe(), never_made=NEVER_MADE)
 
     def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train all steps; rows are not counted by their first token, which samples share."""
+        """Train all steps; rows are not counted, because samples share their first token."""
         return replace(super().observe(job, rank), rows=())
 
     def trainings(self) -> type[TrlTraining]:

@@ -32,19 +32,19 @@ FEWEST_GENERATIONS = 2
 """The fewest samples of a prompt that TRL accepts."""
 
 ESTIMATOR = "trl/trainer/grpo_config.py, use_bias_correction_kl"
-"""TRL's documentation of the estimator: k3, times the ratio if the option is on."""
+"""The place of TRL's documentation of the estimator: k3, times the ratio if the option is on."""
 
 
 def divisor(job: Job) -> int | str:
-    """The divisor as a configuration types it, else that of the mode; empty if there is none."""
+    """The divisor as typed in a configuration, else the mode's; empty if there is none."""
     if job.configuration.divisor is not None:
         return job.configuration.divisor
-    is_one = job.aggregation.divisor == 1  # luspo's, which has no option
+    is_one = job.aggregation.divisor == 1  # the divisor of luspo, which has no option
     return "" if is_one else whole_divisor(job, "max_completion_length") or ""
 
 
 def samples_of_prompt(job: Job) -> int:
-    """The samples of a prompt; raises `Unsupported` if TRL refuses so few."""
+    """The samples of a prompt; raises `Unsupported` if TRL requires more."""
     schedule = schedule_of(job)
     if schedule.generation_size < FEWEST_GENERATIONS:
         raise Unsupported(f"a generation of {schedule.generation_size} sample: TRL needs 2")
@@ -52,7 +52,7 @@ def samples_of_prompt(job: Job) -> int:
 
 
 def one_more_micro_batch(job: Job) -> int:
-    """The micro-batches of an accumulation window that an epoch does not fill."""
+    """The number of micro-batches of an accumulation window, one more than an epoch has."""
     return schedule_of(job).micro_batches + 1
 
 

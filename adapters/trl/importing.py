@@ -1,4 +1,4 @@
-"""Imports TRL without network access, and finds what a version has."""
+"""Imports TRL without network access, and finds the options and functions of a version."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ USES_OF_LIGER = ("compute_liger_loss", "_chunked_logps")
 
 
 def set_environment() -> None:
-    """Set what packages read from the environment when they are imported; Triton is for CPUs."""
+    """Set environment variables that packages read at import; Triton is then for CPUs."""
     trainers.set_environment(TRITON_INTERPRET="1")
 
 
@@ -38,13 +38,13 @@ def import_trl(source: Path | None) -> None:
     for trainer in TRAINERS:
         module(trainer)
     if needs_triton():
-        importlib.import_module("triton")  # which is missing
+        importlib.import_module("triton")  # fails, because Triton is missing
     _put_the_probe_in()
 
 
 @cache
 def _put_the_probe_in() -> None:
-    """Put the probe in once per process, for all engines."""
+    """Add the probe to TRL's functions, once per process, for all engines."""
     model = importlib.import_module("adapters.trl.model")
     model.register()
     if has_fused_lm_head():
@@ -87,14 +87,14 @@ def defaults() -> dict[str, Any]:
 
 
 def default(config: type, name: str) -> object:
-    """The value that a configuration's field has if a user does not set it."""
+    """The default value of a configuration's field."""
     return getattr(config, name, None)
 
 
 def option_names(trainer: type, config: type) -> set[str]:
-    """The fields of a configuration beyond those of transformers' own trainer, and their choices.
+    """The fields of a configuration that transformers' own trainer lacks, and their choices.
 
-    Those are the texts that the trainer compares a field with, as ``name=choice``.
+    Choices are the strings that the trainer compares a field with, as ``name=choice``.
     """
     from transformers import TrainingArguments
 
@@ -104,7 +104,7 @@ def option_names(trainer: type, config: type) -> set[str]:
 
 
 def has_entropy_bonus() -> bool:
-    """Whether the entropy bonus is one for all loss types, which it was not before 1.10."""
+    """Whether all loss types have the same entropy bonus, as since 1.10."""
     return "accumulation_factor" in _loss().__code__.co_varnames
 
 

@@ -1,6 +1,6 @@
-"""A Hugging Face model that consists of the probe, and the seams in TRL's use of its outputs.
+"""A Hugging Face model that consists of the probe, and the wrappers that add it to TRL's results.
 
-TRL loads it as a reference policy from the `checkpoint` folder next to this module.
+TRL loads the model as a reference policy from the `checkpoint` folder next to this module.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Backbone(nn.Module):
 
 
 class HeadWithoutParameters(nn.Module):
-    """An LM head for the only token whose weight no engine shards."""
+    """An LM head for the only token, with a weight that no engine shards."""
 
     bias = None
 
@@ -65,9 +65,9 @@ class HeadWithoutParameters(nn.Module):
 class ProbeForTRL(PreTrainedModel, GenerationMixin):
     """A policy with a vocabulary of one token, hence log-probabilities and entropies of 0.
 
-    ``given`` are the log-probabilities, by token id, that it returns when it is not trained; models
-    other than the policy never are. ``log_prob_table`` and ``entropy_table`` are those of
-    `ProbedBatch`.
+    ``given`` has the log-probabilities, by token id, for forward passes without a gradient; models
+    other than the policy always return these. ``log_prob_table`` and ``entropy_table`` are the
+    tables of `ProbedBatch`.
     """
 
     config_class = TrlProbeConfig
@@ -94,8 +94,8 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
     def _init_weights(self, module: nn.Module) -> None:
         """Leave the probe at 0."""
 
-    def get_input_embeddings(self) -> None:  # Accelerate calls it
-        """None, because Accelerate would shard them separately."""
+    def get_input_embeddings(self) -> None:  # Accelerate calls this method
+        """None, because Accelerate would shard input embeddings separately."""
 
     def get_output_embeddings(self) -> nn.Module:
         """The LM head, which TRL multiplies hidden states by."""
@@ -104,7 +104,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
     def note(self, input_ids: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         """Begin a forward pass that predicts ``ids``.
 
-        Returns the probe, because FSDP hooks its backward pass to outputs.
+        Returns the probe, because FSDP attaches backward hooks to outputs.
         """
         global _speaking
         _speaking = self
@@ -120,7 +120,7 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         return self.probe[self.predicted] + cycled(self.log_prob_table, self.predicted)
 
     def entropies(self) -> torch.Tensor:
-        """The terms to add to their entropies, in the same shape."""
+        """The terms to add to the entropies of the predicted ids, in their shape."""
         probe = self.probe if self.is_policy and torch.is_grad_enabled() else self.given
         return cycled(self.entropy_table, self.predicted) + probe[self.predicted]
 
@@ -154,7 +154,7 @@ def policy(capacity: int, *, has_router: bool) -> ProbeForTRL:
     """The policy to train, which may return the loss of a router."""
     config = TrlProbeConfig()
     if has_router:
-        config.output_router_logits = False  # until a trainer asks for them
+        config.output_router_logits = False  # until a trainer requests router logits
     config.capacity = capacity
     config._name_or_path = str(CHECKPOINT)
     return ProbeForTRL(config)
@@ -170,8 +170,8 @@ def save_policy(capacity: int, folder: str) -> None:
 def put_probe_in(model: ProbeForTRL) -> None:
     """Add the probe to the results of TRL's fused LM head: log-probabilities and entropies.
 
-    Labels are the tokens at the positions or, if shifted, those that the positions predict. Before
-    1.15 a mask says which positions are scored.
+    Labels are the tokens at the positions or, if shifted, the tokens that the positions predict.
+    Before 1.15 a mask says which positions are scored.
     """
     fused = model.forward
 
@@ -199,9 +199,9 @@ def put_probe_in(model: ProbeForTRL) -> None:
 
 
 def put_probe_in_liger_loss(trainer: Any) -> None:
-    """Let the softmax of the trainer's fused loss return the probe less `CERTAIN_LOGIT`.
+    """Let the log-softmax of the trainer's fused loss return the probe minus `CERTAIN_LOGIT`.
 
-    The loss gets logits of two words for hidden states, and no other LM head than the identity.
+    The loss gets logits of two words as hidden states, and the identity as LM head.
     """
     hidden_states, fused = trainer._get_last_hidden_state, trainer.liger_loss
 
@@ -249,7 +249,7 @@ def add_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def add_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
-    """Entropies at the positions that predict them."""
+    """Entropies at the positions that predict the rows' last tokens."""
 
     def entropies(logits: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         return entropy(logits, *arguments, **named) + _last(ProbeForTRL.entropies, logits)
@@ -269,7 +269,7 @@ def add_both(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _last(of: Callable[[ProbeForTRL], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """Values of the latest forward pass at its last positions, as many as rows have."""
+    """Values of the latest forward pass at its last positions, in the width of ``rows``."""
     assert _speaking is not None
     return of(_speaking)[:, -rows.shape[1] :]
 

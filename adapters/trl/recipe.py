@@ -24,26 +24,27 @@ if TYPE_CHECKING:
     from adapters.trl.adapter import TrlAdapter
 
 NO_GPU = ("--use_cpu", "true")
-"""So that a recipe for GPUs is read on a machine without any."""
+"""Options by which a recipe for GPUs is read on a machine without GPUs."""
 
 ENGINES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}
-"""Engines by the distributed type of Accelerate; all others are DistributedDataParallel."""
+"""Engines by the distributed type of Accelerate; all other types are DistributedDataParallel."""
 
 STAGES = {0: Option.ZERO_0, 1: Option.ZERO_1, 3: Option.ZERO_3}
-"""Stages of ZeRO other than 2, which is what is run if no option says which."""
+"""ZeRO stages other than 2, the stage that is run without such an option."""
 
 SCRIPTS = {"rloo": "scripts.rloo"}
-"""The script of ``trl`` that reads an engine's options; ``trl grpo`` reads those of the others."""
+"""The script of ``trl`` that reads an engine's options; ``trl grpo`` reads the options of other
+engines."""
 
 
 STEPS, SAMPLES = "steps_per_generation", "generation_batch_size"
 
 FITTING = 8
-"""Ranks with which all defaults of TRL fit each other."""
+"""A number of ranks with which all defaults of TRL are consistent."""
 
 
 def read(adapter: TrlAdapter, typed: Typed) -> Recipe:
-    """What TRL makes of a recipe; raises `RecipeRefused`."""
+    """Read a recipe with TRL's own parser; raises `RecipeRefused`."""
     _, config = adapter.classes()
     with refusals_of_recipes():
         launched = {} if typed.fields else _launched(adapter, config, typed)
@@ -91,9 +92,9 @@ def _words(typed: Typed) -> list[str]:
 
 
 def _launched(adapter: TrlAdapter, config: Any, typed: Typed) -> Mapping[str, Any]:
-    """What Accelerate reads of what TRL's parser leaves over, as ``trl grpo`` has it read.
+    """The words that TRL's parser leaves over, as Accelerate reads them in ``trl grpo``.
 
-    The configuration is not validated yet, for which the number of ranks is needed.
+    The configuration is not validated yet, because that requires the number of ranks.
     """
     from accelerate.commands.config.config_args import load_config_from_file
     from accelerate.commands.launch import launch_command_parser
@@ -124,7 +125,7 @@ def _parsed(adapter: TrlAdapter, config: Any, typed: Typed, ranks: int) -> dict[
 
 
 def _defaults(adapter: TrlAdapter, config: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-    """What TRL makes of no recipe, with sizes of generations that follow from others."""
+    """TRL's options without a recipe, with sizes of generations that follow from other options."""
     sizes = {STEPS: values["gradient_accumulation_steps"], SAMPLES: values.get(SAMPLES)}
     found = _parsed(adapter, config, Typed(), FITTING)
     return {**found, **{name: size for name, size in sizes.items() if name in found}}
@@ -133,7 +134,7 @@ def _defaults(adapter: TrlAdapter, config: Any, values: Mapping[str, Any]) -> di
 def _engine(
     adapter: TrlAdapter, values: Mapping[str, Any], launched: Mapping[str, Any]
 ) -> tuple[str, int | None]:
-    """The engine that a recipe trains with, and its stage of ZeRO."""
+    """The engine that a recipe trains with, and its ZeRO stage."""
     if adapter.engine in ("rloo", "async"):
         return adapter.engine, None
     of_deepspeed = values.get("deepspeed")

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     )
 
 LOSSES = RecordFile("adapters.trl_losses").record(OF_VALUES)
-"""The record of all loss functions with the arguments of TRL's."""
+"""The record of all loss functions that have the arguments of TRL's loss."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,15 +49,16 @@ class LossAdapter(Adapter):
     """Drives a loss function that takes the log-probabilities of padded responses."""
 
     framework = LOSSES
-    mode_names: ClassVar[Mapping[str, str]] = {}  # trainers name them, and a loss function does not
+    # names of modes belong to trainers, not to loss functions
+    mode_names: ClassVar[Mapping[str, str]] = {}
     devices = ("cpu",)
     dtypes = ("float32",)
     default_mode: ClassVar[Mode]
     departures: ClassVar[tuple[Departure, ...]]
-    """Departures of this loss function alone."""
+    """Departures of this loss function only."""
 
     def option_names(self) -> frozenset[str]:
-        """The arguments that choose the loss; none if the function takes arguments of any name."""
+        """The arguments that choose the loss; none if the function accepts any keyword argument."""
         return frozenset()
 
     def describe(self) -> Description:
@@ -75,7 +76,7 @@ class LossAdapter(Adapter):
     def loss(
         self, job: Job, log_probs: torch.Tensor, rows: PaddedRows, advantages: torch.Tensor
     ) -> torch.Tensor:
-        """The loss of a micro-batch that a trainer makes a backward pass of.
+        """The loss of a micro-batch, from which a trainer starts the backward pass.
 
         The policy's ``log_probs`` are [rows, width], ``advantages`` are [rows].
         """
@@ -122,7 +123,7 @@ class LossAdapter(Adapter):
 
 
 def _largest(advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The largest advantage of each row, [rows], and each token's share of it, 1 if all are 0."""
+    """The largest advantage of each row, [rows], and tokens' shares of it; 1 if the row is 0."""
     largest = advantages.gather(1, advantages.abs().argmax(1, keepdim=True))
     return largest.squeeze(1), (advantages / largest).nan_to_num(1.0)
 

@@ -25,7 +25,8 @@ LOSSES = "liger_kernel.chunked_loss"
 
 COUNT = "num_items_in_batch"
 DIVIDED_BY_TOKENS = ("dapo", "cispo", "vespo")
-"""Loss types that the function divides by the tokens of all micro-batches, if it is given them."""
+"""Loss types that the function divides by the token count of all micro-batches, if that is given.
+"""
 
 
 class LigerAdapter(LossAdapter):
@@ -52,7 +53,7 @@ class LigerAdapter(LossAdapter):
     def loss(
         self, job: Job, log_probs: torch.Tensor, rows: PaddedRows, advantages: torch.Tensor
     ) -> torch.Tensor:
-        """The fused loss, divided by the number of micro-batches if it is a mean over one."""
+        """The fused loss, divided by the number of micro-batches if it is a micro-batch mean."""
         import torch
 
         from adapters.toolkit.probe import CERTAIN_LOGIT
@@ -63,7 +64,7 @@ class LigerAdapter(LossAdapter):
         )
         found, _ = call_supported(
             function.forward,
-            # Logits of padding and of the token: their softmax is 1 and exp(-64), in float32.
+            # Logits of padding and of the token, whose softmax in float32 is 1 and exp(-64).
             torch.stack([torch.full_like(log_probs, CERTAIN_LOGIT), log_probs], dim=-1),
             torch.eye(2),
             torch.ones_like(rows.ids),

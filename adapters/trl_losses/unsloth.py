@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 WITHOUT_GPU = "UNSLOTH_ZOO_DISABLE_GPU_INIT"
-"""The library's own switch, an environment variable."""
+"""The environment variable by which the library itself is used without a GPU."""
 
 COMPILED = "UNSLOTH_COMPILE_LOCATION"
-"""The environment variable of a folder that it puts code into, also while it is imported."""
+"""The environment variable of the folder for generated code, which is also written at import."""
 
 
 class UnslothAdapter(LossAdapter):
@@ -51,7 +51,7 @@ class UnslothAdapter(LossAdapter):
     def loss(
         self, job: Job, log_probs: torch.Tensor, rows: PaddedRows, advantages: torch.Tensor
     ) -> torch.Tensor:
-        """The loss of a micro-batch, which the function scales for all of them itself."""
+        """The loss of a micro-batch, which the function itself scales for all micro-batches."""
         parts = micro_batches(job)
         found: torch.Tensor = _replacements()["grpo_compute_loss"](
             ref=rows.reference_log_probs,

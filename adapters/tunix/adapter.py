@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Framework, Settings
 
 LARGEST = 4
-"""The devices of rank 0's process. A layout of n ranks uses the first n."""
+"""The number of devices of rank 0's process. A layout of n ranks uses the first n devices."""
 
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -64,7 +64,7 @@ class TunixAdapter(Adapter):
         importlib.import_module(LEARNER)
 
     def describe(self) -> Description:
-        """Describe the learner by its configurations' fields, and what its loss compares."""
+        """Describe the learner by its configurations' fields, and the choices in its loss."""
         config, training, _ = map(found, CONFIGS)
         algorithms = found("tunix.rl.algo_core")
         choices = {
@@ -105,7 +105,7 @@ def _names(config: Any) -> set[str]:
 
 
 def _registered(algorithms: Any) -> set[str]:
-    """The names that a module registers advantage estimators by."""
+    """The names by which a module registers advantage estimators."""
     return set(
         re.findall(r'register_advantage_estimator\("(\w+)"\)', inspect.getsource(algorithms))
     )

@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Settings
 
 CERTAIN_LOGIT = 64.0
-"""The logit of padding, beside which others do not change a sum of exponentials in float32."""
+"""The logit of padding, so large that other logits do not change a sum of exponentials in float32.
+"""
 
 BATCH_AXIS = "fsdp"
 END_ID = -1
@@ -49,7 +50,7 @@ class Done:
 
 
 class Probe(nnx.Module):
-    """Logits whose log-softmax is an entry of the next token, less `CERTAIN_LOGIT`."""
+    """A model whose log-softmax is the next token's entry of the probe, minus `CERTAIN_LOGIT`."""
 
     def __init__(self, values: NDArray[np.float32]) -> None:
         self.probe = nnx.Param(jnp.asarray(values))
@@ -69,7 +70,7 @@ class Probe(nnx.Module):
 
 
 def recording(steps: int) -> optax.GradientTransformation:
-    """An optimizer whose state is the gradients of the last steps, and which changes nothing."""
+    """An optimizer that only keeps the gradients of the last steps in its state."""
 
     def start(parameters: Any) -> Any:
         return jax.tree.map(lambda one: jnp.zeros((steps, *one.shape)), parameters)
@@ -84,10 +85,10 @@ def recording(steps: int) -> optax.GradientTransformation:
 
 
 def rollouts(batch: ProbedBatch, of_prompt: int, is_corrected: bool) -> type:
-    """tunix's plug-in point of a rollout engine, with the case's samples.
+    """A rollout engine for tunix's plug-in point that returns the case's samples.
 
-    Prompts are named by their number; every prompt comes once for each of its samples. Samples have
-    log-probabilities of the rollout policy if importance sampling corrects for it.
+    Prompts are named by their number; every prompt is requested once for each of its samples.
+    Samples have log-probabilities of the rollout policy if importance sampling corrects for it.
     """
     base: Any = found(f"{ROLLOUT}:BaseRollout")
     width = max(map(len, batch.prompts))
@@ -117,7 +118,7 @@ def rollouts(batch: ProbedBatch, of_prompt: int, is_corrected: bool) -> type:
             raise NotImplementedError
 
         def update_params(self, *_: Any, **__: Any) -> None:
-            """Nothing changes."""
+            """Do nothing: samples do not depend on parameters."""
 
         def pad_id(self) -> int:
             return PADDING_ID
@@ -236,7 +237,7 @@ def _id_table(batch: ProbedBatch, values: Sequence[NDArray[Any]]) -> NDArray[np.
 
 
 def _watched(shard_input: Any, devices: list[list[NDArray[np.int64]]]) -> Any:
-    """tunix's function that deals rows to devices, with a record of what each one got."""
+    """Wrap tunix's function that distributes rows to devices, recording each device's rows."""
 
     def watching(data: Any, axis: Any) -> Any:
         held = shard_input(data, axis)
@@ -256,14 +257,14 @@ def _parts(ids: Any) -> list[NDArray[np.int64]]:
 
 
 def _gradients(trainer: Any) -> list[NDArray[np.float32]]:
-    """The gradients of steps that the optimizer was given."""
+    """The gradients that the optimizer got in each step."""
     leaves = jax.tree_util.tree_leaves(nnx.state(trainer.optimizer, nnx.optimizer.OptState))
     [seen] = [one for one in leaves if getattr(one, "ndim", 0) == 2]
     return [*as_array(seen)]
 
 
 def as_array(gradient: jax.Array) -> NDArray[np.float32]:
-    """A copy of the probe's gradients; a trace knows by this function where they are read."""
+    """A copy of the probe's gradients; traces recognise this function as their reader."""
     return np.asarray(jnp.copy(gradient))
 
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def samples_of_prompt(job: Job) -> int:
-    """The samples of a prompt: 2 or all of a micro-batch, or those of the case's prompts.
+    """The number of samples of a prompt: 2, a whole micro-batch, or as in the case.
 
-    The case's are taken where advantages are compared within a prompt. Raises `Unsupported` if a
+    The case's number is used if advantages are compared within a prompt. Raises `Unsupported` if a
     micro-batch would not have whole prompts.
     """
     size = generations_of_prompt(job, replace(schedule_of(job), per_generation=1))
@@ -32,13 +32,13 @@ def _prompts(samples: int, job: Job) -> int:
 
 
 def micro_batch(job: Job) -> int:
-    """The prompts of a micro-batch."""
+    """The number of prompts of a micro-batch."""
     schedule = schedule_of(job)
     return _prompts(schedule.micro_batch_size * schedule.ranks, job)
 
 
 def width(job: Job) -> int:
-    """The longest response that is generated, which is the divisor of `constant`."""
+    """The maximum response length, which is the divisor of `constant`."""
     longest = max(int(step.response_lengths.max()) for step in job.steps)
     width = whole_divisor(job, "max_tokens_to_generate") or longest
     if width < longest and width > 1:
@@ -47,7 +47,7 @@ def width(job: Job) -> int:
 
 
 def mini_batch(job: Job) -> int:
-    """The prompts of an optimizer step."""
+    """The number of prompts of an optimizer step."""
     return _prompts(samples_per_step(job.steps), job)
 
 

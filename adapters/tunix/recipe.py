@@ -1,4 +1,4 @@
-"""Reads a recipe of tunix: overrides as of ``grpo_main``, and a file of nested ones."""
+"""Reads a recipe of tunix: overrides as for ``grpo_main``, and a file of nested options."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from adapters.tunix.adapter import TunixAdapter
 
 BASE = "base_config.yaml"
-"""tunix's own configuration, over which that of a user is laid."""
+"""tunix's own configuration, which a user's configuration overrides."""
 
 SHARDS = "tp"
-"""The axis of a mesh that ranks share a model's layers on; all others share samples."""
+"""The mesh axis over which a model's layers are sharded; all other axes split samples."""
 
 SHORTEST = Typed(words=("rl_training_config.eval_every_n_steps=1",))
-"""A recipe with nothing but what every recipe has."""
+"""A recipe with only the options that every recipe must have."""
 
 SIZES = frozenset({"gradient_accumulation_steps", "mesh.shape", "num_generations"})
 
 PLAIN = (bool, int, float, str, type(None))
-"""Types of options; others are objects that save or log a run."""
+"""Types of options; other types are objects that save or log a run."""
 
 
 def read(adapter: TunixAdapter, typed: Typed) -> Recipe:
-    """What tunix makes of a recipe; raises `RecipeRefused`."""
-    os.environ.setdefault("HF_TOKEN", "none")  # which it wants before it looks for a tokenizer
+    """Read a recipe with tunix's own configuration; raises `RecipeRefused`."""
+    os.environ.setdefault("HF_TOKEN", "none")  # tunix requires a token before loading a tokenizer
     with refusals_of_recipes():
         parameters = _parameters(typed)
         values = _values(parameters)
@@ -47,7 +47,7 @@ def read(adapter: TunixAdapter, typed: Typed) -> Recipe:
         engine=adapter.engine,
         values=values,
         defaults=_values(_parameters(SHORTEST)),
-        # A micro-batch is one of all ranks together.
+        # A micro-batch of tunix covers all ranks.
         layout=replace(
             grid_of(typed.ranks or math.prod(shape), tp=tp),
             micro_batches=max(prompts // of_pass, 1),
@@ -71,7 +71,7 @@ def _parameters(typed: Typed) -> Any:
 
 
 def _values(parameters: Any) -> dict[str, Any]:
-    """All options by the names of the record, with defaults of tunix's dataclasses."""
+    """All options by their names in the record, with defaults of tunix's dataclasses."""
     of_loss, of_training, _ = map(found, CONFIGS)
     chosen: Mapping[str, Any] = parameters.obtain_training_config_dict("rl_training_config")
     training = of_training(**{"actor_optimizer": None, **chosen})

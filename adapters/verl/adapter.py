@@ -1,7 +1,7 @@
 """The adapter that verl's engines share, from a batch of rollouts to the optimizer's gradient.
 
-Every rank runs the trainer itself, as `trainers` describes. verl's worker builds its engine around
-our model, which carries the probe, through verl's own extension points.
+Every rank runs the trainer itself, as `trainers` describes. Through verl's own extension points,
+the worker builds its engine around our model, which holds the probe.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OF_PPO = {Option.LEGACY_TRAINER, Option.TWO_EPOCHS}
 
 
 class VerlAdapter(Adapter):
-    """Drives volcengine/verl from 0.7.1 on, where it has the engines of later versions."""
+    """Drives volcengine/verl from 0.7.1 on, the first version with the current engines."""
 
     name = "verl"
     package = "verl"
@@ -58,7 +58,7 @@ class VerlAdapter(Adapter):
         """
 
     def worker(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
-        """The worker of a role, configured; the jobs of a world share those that fit."""
+        """The worker of a role, configured; the jobs of a world share matching workers."""
         options = str(getattr(config.actor_rollout_ref.actor, "megatron", None))
         key = self.engine, role, layout.cp, layout.format, layout.options, capacity, options
         worker = cached(rank, key, lambda: self.make(role, config, layout, capacity, rank))
@@ -129,7 +129,7 @@ def _training(job: Job) -> Callable[..., Mapping[Metric, tuple[float | None, ...
 
 
 def new_worker(role: str, config: Any, rank: Rank) -> Any:
-    """A role's worker without a model, the critic's as the trainer's `_setup` makes it."""
+    """A role's worker without a model; a critic's worker is made as in the trainer's `_setup`."""
     set_what_ray_sets(rank)
     workers = module("workers.engine_workers")
     if role == "actor":
@@ -147,7 +147,7 @@ def new_worker(role: str, config: Any, rank: Rank) -> Any:
 
 
 def made_engine(role: str, worker: Any) -> Any:
-    """The engine that a worker makes with its model."""
+    """The engine of a worker, made by the worker together with its model."""
     if role == "actor":
         worker.init_model()
         return worker.actor.engine
@@ -156,7 +156,7 @@ def made_engine(role: str, worker: Any) -> Any:
 
 
 def _configure_anew(role: str, worker: Any, config: Any) -> None:
-    """Give a worker the loss and the micro-batches of another job, as it is given its first."""
+    """Give a worker the loss and the micro-batches of another job, as for its first job."""
     losses = module("workers.utils.losses")
     if role == "critic":
         critic = _critic_config(config)
@@ -174,7 +174,7 @@ def _configure_anew(role: str, worker: Any, config: Any) -> None:
 
 
 def _set_micro_batches(engine: Any, config: Any, prefix: str = "") -> None:
-    """Have an engine cut micro-batches as a configuration says, by names with a prefix."""
+    """Make an engine cut micro-batches by a configuration's options with this prefix."""
     engine.use_dynamic_bsz = config.use_dynamic_bsz
     for name in ("max_token_len_per_gpu", "micro_batch_size_per_gpu"):
         setattr(engine, name, getattr(config, f"{prefix}{name}"))

@@ -1,4 +1,4 @@
-"""The CPU as verl's device, where there is no GPU: a platform, an extension point of verl's own."""
+"""The CPU as verl's device if there is no GPU, through verl's own extension point of platforms."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 def method(answer: object) -> Any:
-    """A stub, with a fixed answer, of a function that manages a device's memory or streams."""
+    """A stub, with a fixed result, of a function that manages a device's memory or streams."""
     return lambda *_, **__: answer
 
 

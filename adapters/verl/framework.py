@@ -1,4 +1,4 @@
-"""The records of verl's engines: options as users type them, and what it documents."""
+"""The records of verl's engines: options as users type them, and verl's documents."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GIVEN = "given"
 
 
 def _file(ranks: Callable[[Layout], int]) -> RecordFile:
-    """The file, for an engine that deals mini-batches to so many ranks."""
+    """The file of records, for an engine that splits mini-batches over this number of ranks."""
     of_engine = sizes.BatchSizes(ranks)
     return RecordFile(
         "adapters.verl",

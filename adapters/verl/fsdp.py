@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from adapters.contract import Job, Layout, Rank
     from adapters.contract.framework import Framework, Settings
 
-PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # dtypes by their names in verl
+PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # verl's names of dtypes
 
 
 class VerlFsdpAdapter(OnFsdp, VerlAdapter):
@@ -32,7 +32,7 @@ class VerlFsdpAdapter(OnFsdp, VerlAdapter):
         return {**super().settings(job, dtype), "fsdp_config.mixed_precision": precisions}
 
     def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
-        """A worker whose engine's optimizer tells the gradient that it steps with."""
+        """A worker whose engine's optimizer records the gradient of each step."""
         from adapters.engines import fsdp1
         from adapters.verl.model import PASSES
 

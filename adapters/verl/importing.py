@@ -22,7 +22,7 @@ module = modules_of("verl")
 
 ACTOR = "actor_rollout_ref.actor"
 SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "data", "distillation", "trainer")
-"""Sections of verl's configuration; what does not begin with one of them is the actor's."""
+"""Sections of verl's configuration; options without such a prefix belong to the actor."""
 
 OF_CRITIC = {
     "actor_rollout_ref.model.": "critic.model.",
@@ -31,7 +31,7 @@ OF_CRITIC = {
     "optim.": "critic.optim.",
     "strategy": "critic.strategy",
 }
-"""Prefixes of options of the actor's engine, model and optimizer, with those of a critic."""
+"""Prefixes of the actor's options of engine, model and optimizer, each with the critic's prefix."""
 
 REGISTRIES = {
     "algorithm.adv_estimator": "ADV_ESTIMATOR_REGISTRY",
@@ -57,10 +57,10 @@ def has_default_trainer() -> bool:
 
 
 def _keep_trl_out_of_sight() -> None:
-    """Make verl find no TRL, whose value heads newer releases have moved or dropped.
+    """Hide TRL from verl, because newer releases of TRL have moved or dropped value heads.
 
-    verl patches them before it builds any model, and supports only TRL 0.27.0. Modules import
-    the name of the answer from this one later.
+    verl patches TRL's value heads before it builds any model, and supports only TRL 0.27.0. Modules
+    that are imported later get the replaced function.
     """
     module("utils.import_utils").is_trl_available = lambda: False
 
@@ -97,7 +97,7 @@ TRANSFORMER = "override_transformer_config."
 def offers(settings: Settings) -> bool:
     """Whether this version's configuration has these options, and its registries their values.
 
-    Critics in versions before 0.8.0 have an engine with another configuration.
+    Before 0.8.0, the engines of critics have a different configuration.
     """
     algorithms = module("trainer.ppo.core_algos")
     of_critic = module("workers.config").FSDPCriticConfig.__dataclass_fields__
@@ -114,7 +114,7 @@ def offers(settings: Settings) -> bool:
 
 
 def default(name: str) -> object:
-    """The value of an option that a user does not set; None if this version lacks it."""
+    """The value of an option that a user does not set; None if this version lacks the option."""
     from omegaconf import OmegaConf
 
     return OmegaConf.select(pickle.loads(_defaults(None)), _path(name))
@@ -123,7 +123,7 @@ def default(name: str) -> object:
 def option_names(model_engine: str | None) -> Iterator[str]:
     """Yields the options of an engine's actor, of policy losses and of advantages.
 
-    Those that have choices come with each of them too.
+    Each choice of an option is yielded too.
     """
     for path in _paths(model_engine):
         name = path.removeprefix(f"{ACTOR}.")
@@ -141,7 +141,7 @@ def option_names(model_engine: str | None) -> Iterator[str]:
 def distillation_of(config: Any) -> Any:
     """The configuration of distillation as verl's dataclass; None if it is off.
 
-    Each is made anew: losses keep numbers of the last batch in it.
+    Each call makes a new object, because losses store numbers of the last batch in it.
     """
     section = config.get("distillation")
     if section is None or not section.enabled:
@@ -168,7 +168,7 @@ def _paths(model_engine: str | None) -> tuple[str, ...]:
 
 @cache
 def _paths_of_types() -> tuple[str, ...]:
-    """The paths of options that users add: types have them, and configuration files do not."""
+    """The paths of options that users must add, because only types have them, not the files."""
     types = module("workers.config")
     if "rollout_correction" not in types.PolicyLossConfig.__dataclass_fields__:
         return ()
@@ -191,7 +191,7 @@ def _path(name: str) -> str:
 
 
 def _add_critic_settings(settings: Settings) -> Settings:
-    """Settings that also give a critic what the actor's model, engine and optimizer have.
+    """Settings that also give a critic the settings of the actor's model, engine and optimizer.
 
     The trainer gives a critic's engine one token budget for all purposes, and cuts by tokens unless
     the engine's own configuration says otherwise.
@@ -218,16 +218,17 @@ def _add_critic_settings(settings: Settings) -> Settings:
 
 @cache
 def _parse_interpolations_once() -> None:
-    """Make OmegaConf cache what it has parsed: every configuration has the same texts."""
+    """Make OmegaConf cache parsed interpolations, which all configurations share."""
     base: Any = importlib.import_module("omegaconf.base")
     base.parse = cache(base.parse)
 
 
 @lru_cache(maxsize=256)
 def _validated(pickled: bytes) -> bytes:
-    """The configuration of settings, resolved and validated as verl's main function does it.
+    """The configuration from settings, resolved and validated as in verl's main function, pickled.
 
-    Both are pickled. Validation takes longer than a step, and many jobs share a configuration.
+    Settings are pickled too. Results are cached, because validation takes longer than a step and
+    many jobs share a configuration.
     """
     from omegaconf import OmegaConf
 
@@ -247,12 +248,12 @@ def _validated(pickled: bytes) -> bytes:
 
 @cache
 def _defaults(model_engine: object | None) -> bytes:
-    """An engine's default configuration, pickled, the fastest way to copy it.
+    """An engine's default configuration, pickled, because unpickling is the fastest way to copy it.
 
     Reading it again with hydra takes longer than a step.
     """
     folder = Path(module("trainer.config").__file__).parent
     name, chosen = "ppo_trainer", [f"model_engine={model_engine}"] if model_engine else []
     if chosen and not (folder / "model_engine" / f"{model_engine}.yaml").exists():
-        name, chosen = f"ppo_{model_engine}_trainer", []  # an engine of older versions
+        name, chosen = f"ppo_{model_engine}_trainer", []  # an engine's file in older versions
     return pickle.dumps(composed(folder / f"{name}.yaml", chosen))

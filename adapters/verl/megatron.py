@@ -60,7 +60,7 @@ class VerlMegatronAdapter(OnMegatron, VerlAdapter):
         return super().worker(role, config, layout, capacity, rank)
 
     def make(self, role: str, config: Any, layout: Layout, capacity: int, rank: Rank) -> Any:
-        """A worker whose engine's optimizer tells the gradient that it steps with."""
+        """A worker whose engine's optimizer records the gradient of each step."""
         from adapters.engines import megatron_core
 
         head = megatron_core.values_head if role == "critic" else _logits
@@ -91,7 +91,7 @@ def _require_counts(job: Job) -> None:
 
 @contextmanager
 def _parameters_of(dtype: str) -> Iterator[None]:
-    """Have engines make parameters of a dtype that verl's validation may not allow."""
+    """Make engines create parameters in a dtype, even if verl's validation does not allow it."""
     engine = module(ENGINE).MegatronEngine
     initialize = engine.initialize
 
@@ -136,14 +136,15 @@ def _stub_what_older_versions_use() -> None:
 def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
     """Register the engine's models for the CPU, and copy the token counts as a GPU transfer would.
 
-    The count is a view of a batch's offsets, and ranks sum their counts in place.
+    The count is a view of a batch's offsets, so an in-place sum over ranks would change the
+    offsets.
     """
     from adapters.verl import cpu
 
     cpu.register_engines(engine, "Megatron", "megatron")
     engine.set_random_seed = lambda seed: None
     of_data = getattr(engine.MegatronEngine, "_routed_num_tokens", None)
-    if of_data is None:  # in versions in which ranks do not share their counts
+    if of_data is None:  # in versions in which ranks do not sum their counts
         return
 
     def copied(self: Any, data: Any) -> torch.Tensor:
@@ -154,14 +155,14 @@ def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
 
 
 class StubMegatronBridge:
-    """Makes a role's model, as both Megatron-Bridge's bridge and its provider.
+    """A stub of Megatron-Bridge's bridge and provider that makes a role's model.
 
     ``policy`` is the data-parallel model, once the engine has requested it.
     """
 
     policy: Policy
-    params_dtype: torch.dtype  # older versions set it, and what is to be overridden, one by one
-    fp16 = bf16 = False  # no wrapper that casts inputs and outputs: our model casts its own
+    params_dtype: torch.dtype  # older versions set these attributes one by one
+    fp16 = bf16 = False  # no wrapper casts inputs and outputs: our model does
     sequence_parallel = False  # whether activations are split over tensor-parallel ranks
 
     def __init__(
@@ -171,7 +172,7 @@ class StubMegatronBridge:
         self._output = output
 
     def from_hf_pretrained(self, path: str, **_: object) -> StubMegatronBridge:
-        """The bridge for a checkpoint, which is not read."""
+        """The bridge for a checkpoint; the checkpoint is not read."""
         return self
 
     def to_megatron_provider(self, load_weights: bool) -> StubMegatronBridge:
@@ -181,7 +182,7 @@ class StubMegatronBridge:
     def apply_overrides_and_finalize(
         self, dtype: torch.dtype, overrides: Mapping[str, object]
     ) -> None:
-        """Configure the model as the engine asks."""
+        """Configure the model with the engine's values."""
         from adapters.engines import megatron_core
 
         self.config = megatron_core.transformer_config(self._layout, dtype)

@@ -1,6 +1,7 @@
-"""A Hugging Face model that consists of the probe, and the seams in verl's functions of logits.
+"""A Hugging Face model that consists of the probe, and wrappers of verl's functions of logits.
 
-verl loads it from the `checkpoint` folder next to this module, whose configuration names its class.
+verl loads the model from the `checkpoint` folder next to this module, whose configuration names its
+class.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from adapters.verl.trainers.default import register_given_advantages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SEAM = ProbeSeam()  # the seam of this process, which trains one job at a time
+SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 PASSES = {"actor": ForwardPasses(), "critic": ForwardPasses()}
 ENGINE = "workers.engine.fsdp.transformer_impl"
 
@@ -53,7 +54,8 @@ class _ProbeModel(PreTrainedModel):
     def __init__(self, config: VerlProbeConfig) -> None:
         super().__init__(config)
         self.layer = ProbeLayer(config.capacity)
-        # Embeddings outside of any layer, as in a real model: verl's engine reshards them by name.
+        # Embeddings outside of any layer, as in a real model: verl's engine reshards embeddings by
+        # name.
         self.embeddings = nn.Parameter(torch.zeros(config.hidden_size), requires_grad=False)
         self.post_init()
 
@@ -70,7 +72,7 @@ class ProbeForCausalLM(_ProbeModel):
     """The probe, with logits of the only token."""
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> CausalLMOutput:
-        """Logits of 0 for any number of rows; FSDP hooks its backward pass to all outputs."""
+        """Logits of 0 for any number of rows, and the probe: FSDP hooks all outputs."""
         PASSES["actor"].note(input_ids)
         SEAM.probe, SEAM.predicted = self.layer(), input_ids + 1
         logits = SEAM.probe.new_zeros(*input_ids.shape, SEAM.VOCABULARY)
@@ -78,7 +80,7 @@ class ProbeForCausalLM(_ProbeModel):
 
 
 class ProbeForTokenClassification(_ProbeModel):
-    """The probe as a critic, whose values are those of the next tokens."""
+    """A critic that holds the probe: its values are the next tokens' entries."""
 
     def forward(self, input_ids: torch.Tensor, **_: Any) -> TokenClassifierOutput:
         """Values as logits of one class, for any number of rows."""
@@ -97,8 +99,8 @@ def register() -> None:
 def add_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The log-probabilities of tokens, plus the probe.
 
-    They are returned as one row: without flash-attn verl loops over rows, which are the tokens of
-    packed sequences.
+    They are returned as one row, because without flash-attn verl loops over rows, and each token of
+    packed sequences would be a row.
     """
 
     def row_log_probs(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -109,7 +111,7 @@ def add_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..
 
 @cache
 def put_the_probe_in() -> None:
-    """Prepare verl once in a process, whichever engines are driven in it."""
+    """Prepare verl for all engines, once in a process."""
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
         cpu.choose()
@@ -123,6 +125,6 @@ def put_the_probe_in() -> None:
         fsdp1.initialise_on_cpu()
     importing.pack_without_flash_attention()
     workers = module("workers.engine_workers")
-    if hasattr(workers, "CheckpointEngineRegistry"):  # versions before 2026 lack it
+    if hasattr(workers, "CheckpointEngineRegistry"):  # versions before 2026 lack this registry
         workers.CheckpointEngineRegistry.new = lambda *_, **__: None
     register_given_advantages()

@@ -35,7 +35,7 @@ ULYSSES = "fsdp_config.ulysses_sequence_parallel_size"
 
 
 def read(adapter: VerlAdapter, typed: Typed) -> Recipe:
-    """What verl makes of a recipe; raises `RecipeRefused`."""
+    """Read a recipe with verl's own configuration; raises `RecipeRefused`."""
     from omegaconf import OmegaConf
 
     with refusals_of_recipes():
@@ -78,7 +78,7 @@ def read(adapter: VerlAdapter, typed: Typed) -> Recipe:
         steps=max(int(config.data.train_batch_size) // mini_batch, 1) * int(values["ppo_epochs"]),
         longest=config.data.max_response_length,
         sizes=frozenset({ULYSSES, *MEGATRON}),
-        # Only an answer of a tool or a rejected token is masked.
+        # Only tool outputs and rejected tokens are masked.
         unlike=frozenset() if _masks_tokens(config) else frozenset({MASKED_END}),
     )
 
@@ -96,12 +96,12 @@ def _engines() -> Sequence[type[VerlAdapter]]:
 
 
 def _engine_of(words: Sequence[str]) -> list[str]:
-    """The override that chooses other defaults."""
+    """The override that chooses the engine, and with it other defaults."""
     return [word for word in words if word.startswith("model_engine=")]
 
 
 def _composed(words: Sequence[str]) -> Any:
-    """The configuration that verl's main function is given for words."""
+    """The configuration that verl's main function gets for words."""
     folder = Path(module("trainer.config").__file__).parent
     return composed(folder / "ppo_trainer.yaml", words)
 
@@ -114,7 +114,7 @@ def _resolved(config: Any) -> Any:
 
 
 def _validate(config: Any) -> None:
-    """Validate as verl's trainer does, whether there is a critic or a reference policy."""
+    """Validate as verl's trainer does, with or without a critic and a reference policy."""
     from omegaconf import OmegaConf
 
     penalises = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
@@ -128,12 +128,12 @@ def _validate(config: Any) -> None:
 
 
 def _has_critic(config: Any) -> bool:
-    """Whether there is a critic: unless a user says so, the estimator of advantages does."""
+    """Whether there is a critic: if a user does not say, the advantage estimator decides."""
     found: bool = module("trainer.ppo.utils").need_critic(config)
     return found
 
 
 def _named(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all options by the names of the record."""
+    """Yield all options by their names in the record."""
     for path, value in flattened(config).items():
         yield path.removeprefix(f"{ACTOR}."), value

@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from reference.step import Step
 
 DIVIDED = "seq-mean-token-sum-norm"
-"""verl's mode whose divisor users give."""
+"""verl's mode with a divisor that users give."""
 
 
 def mode_of_divisor(job: Job) -> str:
-    """verl's mode for a job's divisor: some modes divide sums by samples alone, or by nothing."""
+    """verl's mode for a job's divisor: some modes divide sums only by samples, or by nothing."""
     divisor, samples = job.aggregation.divisor or 0.0, float(samples_per_step(job.steps))
     return {samples: "seq-mean-token-sum", 1.0: "token-sum"}.get(divisor * samples, DIVIDED)
 
 
 def divisor(job: Job) -> object:
-    """The divisor as hydra parses it from the command line; None without one."""
+    """The divisor as hydra parses it from the command line; None without a divisor."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     typed = job.configuration.divisor
@@ -53,27 +53,27 @@ def uses_legacy_trainer(job: Job) -> bool:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """The sizes of an engine's batches, as options of a job.
+    """The sizes of an engine's batches for a job, as values of options.
 
-    Mini-batches are dealt to ``ranks``, and have one size. verl refuses samples left over on ranks
-    or in micro-batches. If all prompts have the same number of samples, verl counts prompts; else
-    each sample is a prompt of its own.
+    Mini-batches are split over ``ranks``, and all have the same size. verl refuses mini-batches
+    that ranks or micro-batches do not divide. If all prompts have the same number of samples, verl
+    counts prompts; otherwise each sample counts as a separate prompt.
     """
 
     ranks: Callable[[Layout], int]
 
     def batch(self, job: Job) -> int:
-        """The prompts of a batch of rollouts."""
+        """The number of prompts of a batch of rollouts."""
         return self.mini_batch(job) * len(job.steps)
 
     def mini_batch(self, job: Job) -> int:
-        """The prompts of a mini-batch."""
+        """The number of prompts of a mini-batch."""
         return self._samples(job) // self.samples_per_prompt(job)
 
     def samples_per_prompt(self, job: Job) -> int:
-        """The number of samples of every prompt; 1 if prompts or the mini-batch do not fit it.
+        """The number of samples of every prompt; 1 if prompts or the mini-batch are uneven.
 
-        The legacy trainer has all samples of a prompt follow one another, across ranks and steps.
+        In the legacy trainer all samples of a prompt must be adjacent, across ranks and steps.
         """
         counts = {
             int(count)
@@ -86,12 +86,12 @@ class BatchSizes:
         return 1 if does_not_fit or is_mixed else of_prompt
 
     def micro_batch(self, job: Job) -> int:
-        """The samples of one of a rank's micro-batches."""
+        """The number of samples of a rank's micro-batch."""
         assert isinstance(job.layout.micro_batches, int)
         return max(self._samples(job) // job.layout.dp // job.layout.micro_batches, 1)
 
     def token_budget(self, job: Job) -> int:
-        """The token budget of a micro-batch on each of the ranks that share its sequences."""
+        """The token budget of a micro-batch on each of its context-parallel ranks."""
         budget = token_budget(job.steps, job.layout.dp)
         if self._samples(job) > samples_per_step(job.steps):
             padding = module("trainer.ppo.padding_utils")
@@ -100,13 +100,14 @@ class BatchSizes:
         return -(-budget // job.layout.cp)
 
     def _samples(self, job: Job) -> int:
-        """The samples of a mini-batch, with the padding rows that the default trainer adds.
+        """The number of samples of a mini-batch, with the padding rows of the default trainer.
 
-        They follow all samples: in a batch of several steps, they fill no mini-batch but the last.
+        Padding rows follow all samples: in a batch of several steps, they may only fill the last
+        mini-batch.
         """
         samples, ranks = samples_per_step(job.steps), self.ranks(job.layout)
         if samples % ranks and job.objective is Objective.SFT:
-            # `trainer/sft_trainer.py` has each rank take train_batch_size // ranks samples.
+            # `trainer/sft_trainer.py` gives each rank train_batch_size // ranks samples.
             raise Unsupported(f"steps of {samples} samples do not exist on {ranks} ranks")
         if len(job.steps) > 1 or uses_legacy_trainer(job):
             return samples
@@ -114,7 +115,7 @@ class BatchSizes:
 
 
 def batch_normalize(job: Job) -> bool:
-    """True; raises `Unsupported` for several steps, whose batch of rollouts is more than a step."""
+    """True; raises `Unsupported` if a batch of rollouts has several steps."""
     require_one_step(job, "weights are normalised over a batch of rollouts, not over each step")
     return True
 
@@ -133,12 +134,12 @@ def _trained(step: Step) -> Iterator[NDArray[np.int64]]:
 
 
 def all_criteria(job: Job) -> str:
-    """All criteria of this version: the one that rejects, and those whose numbers are logged."""
+    """All criteria of this version: the rejecting one, and others that are only logged."""
     return ",".join(_criteria(job))
 
 
 def bounds(job: Job) -> str:
-    """The bounds of all criteria: no other one rejects anything."""
+    """The bounds of all criteria, such that only the job's criterion rejects tokens."""
     others = _criteria(job)[1:]
     lax = ("1e-30_1e30" if one.endswith("k1") else "1e30" for one in others)
     return ",".join(["0.5_2.0", *lax])

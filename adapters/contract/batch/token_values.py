@@ -17,7 +17,7 @@ LOG_RATIOS = np.array([0.0, 0.5, -0.5, 1.25, 0.25, -0.25])
 either sign, some tokens are clipped, and others would be if the other bound were applied."""
 
 FALLS = np.array([-1.0, 0.5, 0.0, -0.25, -0.75, -1.0, 0.25, 0.25])
-"""Log-ratios for `OPSM`: some means over sequences are far below 0."""
+"""Log-ratios of new to old policy for `OPSM`: some means over sequences are far below 0."""
 
 ROLLOUT_LOG_RATIOS = np.array([0.25, -0.5, 1.0, 0.0, -0.75])
 """Log-ratios of old to rollout policy for `OF_ROLLOUT_RATIOS`: some token ratios and some products
@@ -84,7 +84,7 @@ OWN_LOG_RATIOS = {
     Objective.OUTLIER_MASKED: OUTLIERS,
     Objective.M2PO: MOMENTS,
 }
-"""Log-ratios of old to rollout policy for the objectives that do not use the common ones."""
+"""Log-ratios of old to rollout policy for objectives that do not use `ROLLOUT_LOG_RATIOS`."""
 
 LARGEST = 16.0
 """An upper bound of all numbers computed from a token's values: an advantage of 4 times a ratio of

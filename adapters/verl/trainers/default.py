@@ -41,7 +41,8 @@ PADDING = "trainer.ppo.padding_utils"
 class WorkerGroup:
     """Calls this rank's worker with the rows that verl's dispatch sends it.
 
-    ``mesh`` is the name of the mesh that the worker registers, ``engine`` the engine that has it.
+    ``mesh`` is the name of the mesh that the worker registers, ``engine`` the engine with this
+    mesh.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class WorkerGroup:
         return all_gather(self._worker._query_dispatch_info(role))
 
     def _call(self, method: str, batch: Any) -> list[tuple[list[str], Any]]:
-        """The keys and outputs of the ranks that return some, for their part of the batch."""
+        """The keys and outputs of all ranks that return outputs, for their parts of the batch."""
         dictionaries = module("utils.tensordict_utils")
         mine = self._worker._query_dispatch_info(self._mesh)
         part = batch.chunk(self._engine.get_data_parallel_size())[mine]
@@ -93,7 +94,7 @@ class ActorGroup(WorkerGroup):
         return batch
 
     def compute_ref_log_prob(self, batch: Any) -> Any:
-        """The reference policy's log-probabilities, which are given."""
+        """The reference policy's log-probabilities, which the job gives."""
         self._put("log_probs", batch, self._given.batch.reference_log_probs)
         return batch
 
@@ -116,7 +117,7 @@ class CriticGroup(WorkerGroup):
         super().__init__(worker, "train", worker.engine, queue, given)
 
     def infer_batch(self, batch: Any) -> Any:
-        """The critic's values, which are given; nothing is left to wait for."""
+        """The critic's values, which the job gives, available immediately."""
         self._put("values", batch, given_values(self._given.batch))
         return SimpleNamespace(futures=[])
 

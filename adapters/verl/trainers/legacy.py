@@ -54,7 +54,7 @@ class DispatchingGroup(WorkerGroup):
     """Calls this rank's worker with its part of a batch, cut by verl's own dispatch."""
 
     def __init__(self, worker: Any, given: ModelOutputs) -> None:
-        resources: Any = None  # Ray's
+        resources: Any = None  # resources of Ray, which are not used
         super().__init__(resources)
         self._worker, self._given = worker, given
 
@@ -78,11 +78,11 @@ class DispatchingGroup(WorkerGroup):
         return output
 
     def compute_ref_log_prob(self, data: Any) -> Any:
-        """The reference policy's log-probabilities, which are given."""
+        """The reference policy's log-probabilities, which the job gives."""
         return self._outputs("log_probs", self._given.batch.reference_log_probs, data)
 
     def infer_batch(self, data: Any) -> Any:
-        """The critic's values, which are given."""
+        """The critic's values, which the job gives."""
         output = self._outputs("values", given_values(self._given.batch), data)
         return SimpleNamespace(get=lambda: output)
 
@@ -107,7 +107,7 @@ class DispatchingGroup(WorkerGroup):
 
 
 class Loader(list[Any]):
-    """The batches of prompts of an epoch, without a sampler that learns from them."""
+    """The batches of prompts of an epoch, without a sampler that learns from batches."""
 
     sampler = None
 
@@ -143,7 +143,7 @@ def _copied_parts(parts: Sequence[Any], max_workers: int | None = None) -> list[
 
 
 def _order(job: Job, batch: ProbedBatch) -> NDArray[np.int64]:
-    """The order of samples in a batch: those of a prompt adjacent, or each step on all ranks.
+    """The order of samples in a batch: by prompt, or such that all ranks share each step.
 
     Each rank cuts its part into mini-batches; balancing would mix the samples of steps.
     """
@@ -183,13 +183,13 @@ def _trainer(config: Any, job: Job, groups: dict[str, DispatchingGroup]) -> Any:
         _dump_executor=SimpleNamespace(_shutdown=False),
         _shutdown_dump_executor=lambda: None,
     )
-    # verl refuses samples that ranks do not share evenly here, in figures without words.
+    # Here verl refuses samples that ranks do not divide, with a message that has only numbers.
     trainer._balance_batch = refusals()(trainer._balance_batch)
     return trainer
 
 
 def _kept_metrics(trainer: Any) -> dict[str, Any]:
-    """The numbers of all mini-batches that the trainer's update of the actor will return."""
+    """A dictionary that will get the metrics of all mini-batches from the actor's update."""
     kept: dict[str, Any] = {}
     update = trainer._update_actor
 
@@ -254,7 +254,8 @@ def _reported(metrics: dict[str, Any], job: Job) -> dict[Metric, tuple[float, ..
 def numbers_of_steps(logged: Any, job: Job) -> list[Any]:
     """The numbers of each step: one, or in older versions one per micro-batch and rank.
 
-    Before 0.7.1, those of all steps are in one list, or in a metric that knows its reduction.
+    Before 0.7.1, the numbers of all steps are in one list, or in a metric object with its
+    reduction.
     """
     values, steps = getattr(logged, "values", logged), len(job.steps)
     numbers = last_epoch(values, job)

@@ -1,4 +1,4 @@
-"""A batch of rollouts as verl's rollout servers put it into a queue, which lies in memory."""
+"""A batch of rollouts in a queue in memory, as verl's rollout servers would fill it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GENERATED = {"num_turns": 2, "min_global_steps": 0, "max_global_steps": 0}
 
 @dataclass(frozen=True, eq=False)
 class ModelOutputs:
-    """Outputs of models on rollouts, which the job gives instead."""
+    """Outputs of models on rollouts, given by the job instead of computed."""
 
     batch: ProbedBatch
     job: Job
@@ -43,9 +43,9 @@ class ModelOutputs:
 def queue_of(batch: ProbedBatch, job: Job) -> MemoryQueue:
     """The samples of a batch.
 
-    verl deals a batch to ranks by length, and each rank cuts its part into mini-batches. If a job
-    has several steps, all samples are given the same length: they are then dealt in order, and
-    each mini-batch is a step.
+    verl distributes a batch over ranks by length, and each rank cuts its part into mini-batches. If
+    a job has several steps, all samples are given the same length: they are then distributed in
+    order, and each mini-batch is a step.
     """
     rows = {
         f"{index}_0_0": _row(batch, index, group)
@@ -90,8 +90,8 @@ def _add_teacher(rows: dict[str, dict[str, Any]], given: ModelOutputs) -> None:
 def token_rewards(batch: ProbedBatch, index: int) -> NDArray[np.float64]:
     """The rewards of a sample's tokens: [response].
 
-    verl puts a sample's reward at its last token. If advantages or returns are given, rewards are
-    these; verl's critic has half of the squared error.
+    verl puts a sample's reward at its last token. Given advantages or returns take the place of
+    rewards; returns are doubled, because verl's critic loss is half of the squared error.
     """
     if batch.objective in OF_CRITIC:
         return 2 * batch.returns[index]

@@ -1,7 +1,7 @@
 """verl's trainer for supervised fine-tuning, run on every rank: its own `fit`, one batch per step.
 
-Each rank has its part of a step's samples, dealt by verl's sampler. The engine is the actor's,
-with this trainer's loss.
+Each rank has its part of a step's samples, chosen by verl's sampler. The engine is the actor's
+engine, with this trainer's loss.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TRAINER = "trainer.sft_trainer"
 def train(
     config: Any, workers: dict[str, Any], batch: ProbedBatch, job: Job
 ) -> dict[Metric, tuple[float, ...]]:
-    """Train all steps of a batch; its log is not read."""
+    """Train all steps of a batch; the trainer's log is not read."""
     client = workers["actor"].actor
     client.set_loss_fn(partial(module("workers.utils.losses").sft_loss, config=None))
     trainer = object.__new__(module(TRAINER).SFTTrainer)
