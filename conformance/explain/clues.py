@@ -116,7 +116,7 @@ def _read_off_by(wrong: Explained, right: Sequence[Explained]) -> Iterator[list[
 
 
 def _inactive_tokens_besides(wrong: Explained) -> Iterator[list[Names]]:
-    """Yield the mistake `INACTIVE`, with each explanation of the active tokens if they are wrong."""
+    """Yield the mistake `INACTIVE`, with each explanation of active tokens if they are wrong."""
     measurement = wrong.measurement
     of_active = np.where(measurement.context.expected > 0, measurement.observed, 0.0)
     active = Explained(replace(measurement, observed=of_active))

@@ -131,7 +131,7 @@ class Explained:
         found = [*self._named(self._chosen)]
         if not found:
             return [*self._with_a_factor(), *self._with_losses()]
-        if len(self._of_terms) == 1:  # a small step may fit another mistake by chance
+        if len(self._of_terms) == 1:  # in a small step, another mistake may fit by chance
             on_top = (
                 [factor, *map(_besides_factors, others)]
                 for factor, *others in self._with_a_factor()
@@ -186,7 +186,7 @@ class Explained:
         if placement is not None:
             for place in (placement.dp_rank, placement.cp_rank, placement.micro_batch):
                 part = part * (place.max() + 1) + place
-        for term in measurement.terms:  # tokens of one derivative share those of each mistake
+        for term in measurement.terms:  # equal derivatives are equal with each mistake
             factor = np.unique(term.factors, return_inverse=True)[1]
             part = part * (factor.max() + 1) + factor
         order = np.lexsort((measurement.observed, part))
@@ -344,7 +344,7 @@ class Explained:
 
 
 def _sums(of_terms: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The sums for all combinations of one row per array: [rows of 1st, rows of 2nd, …, numbers]."""
+    """The sums for all combinations of one row per array: [rows of 1st, of 2nd, …, numbers]."""
     total = of_terms[0]
     for rows in of_terms[1:]:
         total = total[..., np.newaxis, :] + rows

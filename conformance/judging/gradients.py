@@ -169,7 +169,7 @@ def judge_router(
         for index in range(len(job.steps))
     ]
     judged = judging(measurements, _error, _wrong_coefficient)
-    judgement = replace(judged, expected=())  # other tokens count here than in other findings
+    judgement = replace(judged, expected=())  # a router also counts prompt tokens
     routed = sum(one.routed for one in observations[job.layout.last_stage])
     if judgement.verdict is Verdict.CONFORMS:
         return judgement

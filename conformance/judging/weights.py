@@ -158,7 +158,7 @@ def _worst(
     worst = Judgement(verdict=Verdict.CONFORMS)
     for explained in judged:
         one = explained.measurement
-        # Where all advantages are 0, a skipped step has the right gradient by accident.
+        # If all advantages are 0, a skipped step has the right gradient only by accident.
         is_lost = one.context.is_skipped and one.is_per_token
         error = None if is_lost else error_of(one)
         if error is None or not error <= one.tolerance:

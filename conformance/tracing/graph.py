@@ -264,7 +264,7 @@ class Graph:
 
     @property
     def ends(self) -> Iterator[Node]:
-        """Yield, for each rank, the node of the read gradient that holds the token's value."""
+        """Yield, for each rank, the first gradient with the token's value that the adapter reads."""
         for rank, trace in enumerate(self.traces):
             for place in trace.gradients:
                 if self.painted.get(Node(rank, place)):

@@ -107,7 +107,10 @@ def trace_advantage(
 def _wrong_weight(
     found: Sequence[TracedAdvantage], job: Job, pool: RankPool, token: Token | None
 ) -> TracedJob | None:
-    """A token's weight with given advantages, if its error is the only error in computed ones."""
+    """The trace of a token's weight, if the weight alone explains the wrong computed advantages.
+
+    The weight is measured in a job with given advantages.
+    """
     factors = [one.observed / one.expected for one in found if abs(one.expected) > one.tolerance]
     if not factors or not any(one.is_wrong for one in found):
         return None

@@ -7,6 +7,6 @@ module declares the mistakes of its subject with `known` and predicts their weig
 only.
 """
 
-# These two import all others.
+# These two modules import all other modules of the catalogue.
 from conformance.explain.catalogue import misalignments as misalignments
 from conformance.explain.catalogue import predictions as predictions
