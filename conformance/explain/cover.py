@@ -95,7 +95,7 @@ class Table:
 
         self.cases: dict[Hashable, int] = defaultdict(int)
         self.cuts: dict[Hashable, int] = defaultdict(int)
-        """The terms of each case, and those of each mode and layout."""
+        """The terms of each combination of mode and layout; `cases` has the terms of each case."""
 
         self._excluded: dict[str, int] = defaultdict(int)
         self._everywhere = 0

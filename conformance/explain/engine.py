@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from conformance.explain.measurement import Measurement
 
     Names = frozenset[TermMistake]
-    """Mistakes that cannot be told apart."""
+    """The names of mistakes that an observation cannot distinguish."""
 
 MANY = 4096
 """The most tokens of a step of which all tokens are compared."""

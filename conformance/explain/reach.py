@@ -76,7 +76,7 @@ class Reaching:
         self._table = table
         self._chosen_by = chosen_by
         self._holds: dict[Choice, int] = defaultdict(int)
-        """The terms of the findings that make each choice, and each part of one."""
+        """The terms of the findings that set each choice of options, and each single option."""
         for finding in findings:
             bits = table.bits.get(finding.id, 0)
             choices = (*_of_the_loss(finding, chosen_by), _of_the_layout(finding, chosen_by))

@@ -209,7 +209,7 @@ def _router_term(of_step: StepContext) -> LossTerm:
 
 
 def _routed(step: Step) -> int:
-    """The tokens of a step that a router sees."""
+    """The number of tokens of a step that a router sees, including prompts."""
     return int((step.prompt_lengths + step.response_lengths).sum())
 
 

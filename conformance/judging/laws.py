@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Gradients = NDArray[np.float64]
     Run = tuple[Job, Sequence[Observation]]
     Changes = dict[str, tuple[float, float]]
-    """The numbers of each name before and after."""
+    """For each name of a number that a change alters, its values before and after the change."""
 
 
 MOST_NAMED = 3
@@ -139,7 +139,7 @@ def _pairs(
 
 
 def _logged(run: Sequence[Observation]) -> dict[str, list[float]]:
-    """The numbers that the ranks log, by name and rank by rank."""
+    """The numbers that the ranks log, by name; for each name, one rank after the other."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for one in run:
         for name, numbers in one.logged.items():

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     """A simple statement, or an expression in the header of a compound one."""
 
     Other = tuple[ast.AST, ast.AST, str]
-    """A part of a statement, what may have been meant instead, and that in words."""
+    """A node of a statement, the node that replaces it in an edit, and the edit in words."""
 
 CONFUSED = (
     *(("max", "min"), ("amax", "amin"), ("argmax", "argmin"), ("maximum", "minimum")),

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from conformance.tracing.trace import Trace
 
     _Named = tuple[Hypothesis, str]
-    """A hypothesis that holds, with the name of the value that was needed."""
+    """A hypothesis with which findings conform, and the name of the needed value."""
 
 MOST_TRIED = 12
 """The most hypotheses that are tried for a cause."""
@@ -103,7 +103,7 @@ class Prover:
 
 @dataclass
 class _Proof:
-    """Tries hypotheses about the lines of one trace on findings of its cause."""
+    """Tries the hypotheses about the lines of one trace on the findings of its cause."""
 
     trials: Trials
     trace: Trace

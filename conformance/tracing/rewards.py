@@ -154,7 +154,7 @@ def _telling(traced: TracedAdvantage) -> tuple[bool, bool, float]:
 
 
 def _advantages(job: Job, column: Column, ran: Ran, pool: RankPool) -> Iterator[TracedAdvantage]:
-    """Yield the tokens of a painted job that have a weight."""
+    """Yield the advantage of each token with a weight, in a job with a painted reward or value."""
     description = pool.description
     contexts = [
         step_context(job, index, ran.observations, description) for index in range(len(job.steps))

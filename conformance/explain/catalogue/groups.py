@@ -211,7 +211,7 @@ def _of_statistics(estimate: Estimate) -> Iterator[Wrong]:
     largest = int(sampled.of_group(len).max())
 
     def filled(rewards: Values) -> Values:
-        """Rewards with zeros up to the size of the largest group."""
+        """A group's rewards, filled with zeros up to the size of the largest group."""
         missing = largest - len(rewards) - (estimate.objective in LEAVING_OUT)
         return np.pad(rewards, (0, max(missing, 0)))
 

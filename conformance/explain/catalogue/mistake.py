@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """The part of a step that a mistake gets wrong, which limits the mistakes it combines with."""
+    """The part of a step that a mistake gets wrong; it limits which mistakes are combined."""
 
     WEIGHTS = "the weights of tokens"
     FACTOR = "one factor of all weights, which may come on top of another mistake"
