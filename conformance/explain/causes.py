@@ -181,7 +181,7 @@ class _Naming(NamedTuple):
 
     @classmethod
     def of(cls, cause: Cause) -> Self:
-        """The naming of a cause."""
+        """The conditions of an existing cause."""
         return cls(cause.condition, cause.untested, cause.condition_words)
 
 
@@ -235,7 +235,7 @@ def _says(mistake: str, equivalents: Sequence[str]) -> str:
 
 
 def _rest(words: Sequence[str], first: Sequence[str]) -> Sequence[str]:
-    """The last common first word of two sentences, and the words that follow it in one of them."""
+    """The words of a sentence from the last word of its common beginning with another one."""
     pairs = enumerate(zip(words, first, strict=False))
     alike = next((place for place, (one, other) in pairs if one != other), 0)
     return words[max(alike - 1, 0) :]

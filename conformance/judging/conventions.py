@@ -128,7 +128,7 @@ def judge_by_conventions(
 def _mask_judgement(
     other: Judgement, masks: dict[str, Convention], description: Description
 ) -> Judgement:
-    """A judgement by other masks: a conforming one is advice if the adapter declares a mask."""
+    """The judgement under other masks; advice if it conforms and the adapter declares a mask."""
     changed = next((masks[name] for name in masks if name in description.declared), None)
     if changed is None or other.verdict is not Verdict.CONFORMS:
         return other

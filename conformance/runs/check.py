@@ -70,7 +70,7 @@ def make(cell: AnyMatrixCell, jobs: SharedJobs) -> Judgement:
     description = jobs.description
     match cell:
         case GeneratedCell():
-            from conformance.runs.generated import check_generated  # imports hypothesis in 0.3 s
+            from conformance.runs.generated import check_generated  # imports hypothesis: 0.3 s
 
             return check_generated(cell, partial(make, jobs=jobs))
         case LogCell():

@@ -383,7 +383,7 @@ def _may_be_meant(one: str, text: str, kinds: Mapping[str, str]) -> bool:
 
 
 def _weighted(node: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
-    """Yield edits of a sum or mean to a mean over a mask."""
+    """Yield edits that replace a sum or mean by a mean over a mask."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return
     summed = node.func.value

@@ -122,7 +122,7 @@ DIVIDED_BY_STD = (
 """Estimators that divide by the standard deviation of a prompt's rewards."""
 
 LEAVING_OUT = (Objective.LEAVE_ONE_OUT, Objective.OTHERS_NORMALISED)
-"""Estimators that compare a reward with the other rewards of its prompt, without itself."""
+"""Estimators whose baseline for a reward excludes the reward itself."""
 
 
 def wrong_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:

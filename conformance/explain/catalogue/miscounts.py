@@ -144,7 +144,7 @@ def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
     yield Prediction(name="rejection_left_out", weights=before.expected)
     for tokens in (of_units, np.maximum(of_units, 1)):
         found = counting(before, "rejected_tokens_weigh", tokens)
-        if found.weights[~step.mask].any():  # none has a weight if their samples are empty
+        if found.weights[~step.mask].any():  # some rejected token has a weight
             yield found
 
 

@@ -343,7 +343,7 @@ def carried_over(context: StepContext) -> Iterator[Prediction]:
 def _tokens_held(
     unit: NDArray[np.int64], label: NDArray[np.int64], mask: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """For each token, the number of tokens in ``mask`` of its unit and its part: [tokens]."""
+    """For each token, the number of tokens in ``mask`` in both its unit and its part: [tokens]."""
     place = unit * (int(label.max()) + 1) + label
     tokens: NDArray[np.float64] = np.bincount(place, weights=mask)[place]
     return tokens
