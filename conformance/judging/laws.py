@@ -69,7 +69,7 @@ def changed_gradient(before: Run, after: Run, description: Description) -> Chang
 def differing_gradients(
     before: Run, after: Run, description: Description, tolerance: float
 ) -> tuple[Gradients, Gradients] | None:
-    """The gradients, by rank, of tokens that are in both steps; None if they are equal."""
+    """The two steps' gradients, by rank, of the tokens that both have; None if they are equal."""
     old, new = (_gradient_by_name(*run, description) for run in (before, after))
     common = sorted(old.keys() & new.keys())
     one, other = (np.array([of[name] for name in common]) for of in (old, new))
@@ -121,8 +121,8 @@ def is_same(one: float, other: float, tokens: int, dtype: str) -> bool:
 def steady_numbers(job: Job, runs: Sequence[Sequence[Observation]], dtype: str) -> frozenset[str]:
     """The names of logged numbers that depend on the values of a batch and on nothing else.
 
-    ``runs`` are a job, the job with other values, and the job again. The last run tells times,
-    which differ in every run; counts differ in no run.
+    ``runs`` are a job, the job with other values, and the job again. Times differ in every run, and
+    counts in none, so both are left out.
     """
     first, with_other_values, again = runs
     moved = changed_numbers(job, first, with_other_values, dtype).keys()

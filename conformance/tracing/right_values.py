@@ -69,7 +69,7 @@ class LeftOut(NamedTuple):
         return f"as {self.parts} part{' is' if self.parts == 1 else 's are'} not counted here"
 
     def makes(self, had: float, needed: float | None) -> bool:
-        """Whether a wrong count is the sum of the counted parts, and the right one that of all."""
+        """Whether the wrong count sums the counted parts, and the right count sums all parts."""
         return needed is not None and is_close(self.counted, had) and is_close(self.right, needed)
 
 

@@ -55,7 +55,7 @@ class Functions:
     """Returns whether frames of a module are passed by."""
 
     silent: set[int] = field(default_factory=set)
-    """The `id`s of the code of functions that are passed by and do nothing of interest: of most."""
+    """The `id`s of the code of most functions: passed by, without roots or gradients to read."""
 
     _known: dict[int, Function] = field(default_factory=dict)
     _lines: dict[tuple[int, int], Line] = field(default_factory=dict)
