@@ -72,7 +72,7 @@ class BatchPlacement:
                 yield self.prompt_lengths, -(-longest // slices) * slices
 
     def parts(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
-        """Yield the name of each division of a batch, with the part that each token is in."""
+        """Yield the name of each way to divide a batch, with the number of each token's part."""
         if self.step.any():
             yield "step", self.step
         if self.dp_rank is None or self.cp_rank is None:
@@ -115,7 +115,7 @@ class Estimate:
         return advantages.whitened(raw, self.rollouts, self.conventions)
 
     def under(self, **wrong: float) -> Values:
-        """The advantages with other constants."""
+        """The advantages if the estimator had other constants."""
         constants = replace(self.constants, **wrong)
         return self.of(self.estimator.raw(self.rollouts, constants, self.conventions))
 
@@ -233,7 +233,7 @@ class BatchAdvantages:
     """The tokens of the term's step."""
 
     sign: float = 1.0
-    """-1 where the factors are derivatives of a policy loss."""
+    """-1 if the factors are derivatives of a policy loss, else 1."""
 
     def factors(self, batch: Values) -> Values:
         """The term's factors, [tokens], given the advantages of the whole batch."""

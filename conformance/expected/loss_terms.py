@@ -185,7 +185,7 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
 
 
 def _source(metric: Metric, batch: ProbedBatch, step_index: int) -> Source | None:
-    """The source of the factors of a logged term, if a framework may compute it wrongly."""
+    """The inputs of a logged term's factors, if a framework may compute the factors wrongly."""
     if metric is Metric.KL_COEFFICIENT:
         return batch.adaptive_coefficient
     if metric is Metric.CLIP_FRACTION:
@@ -326,7 +326,7 @@ def _batch_context(
 
 
 def _held(placement: BatchPlacement, layout: Layout) -> NDArray[np.int32] | None:
-    """Whether each rank held each token, as the index of its only forward pass, or -1."""
+    """The index of the forward pass in which each rank held each token: 0, or -1 if in none."""
     if placement.dp_rank is None or placement.cp_rank is None:
         return None
     holder = placement.dp_rank * layout.cp + placement.cp_rank
@@ -355,7 +355,7 @@ def _placement(contexts: Sequence[StepContext], batch: ProbedBatch) -> BatchPlac
         return BatchPlacement(step=steps, prompt_lengths=prompts, slices=layout.cp)
     cp_ranks = [placement.cp_rank for placement in known]
     if Option.ALLGATHER_CP in layout.options:
-        # Values of responses go back to the ranks of zigzag slices before advantages are computed.
+        # Before advantages are computed, values of responses return to the ranks of zigzag slices.
         cp_ranks = [zigzag_rank(step, layout.cp) for step in batch.steps]
     return BatchPlacement(
         step=steps,
@@ -367,7 +367,7 @@ def _placement(contexts: Sequence[StepContext], batch: ProbedBatch) -> BatchPlac
 
 
 def quantities(metric: Metric, batch: ProbedBatch) -> NDArray[np.float64]:
-    """The quantity that a metric is reduced from, for every token of a batch: flat."""
+    """The per-token quantity from which a metric is reduced: [tokens of the batch]."""
     return _QUANTITIES[metric](batch)
 
 

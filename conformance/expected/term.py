@@ -63,7 +63,7 @@ class LossTerm:
     """The number that multiplies the weight of each token: [tokens]."""
 
     source: Source | None = None
-    """The source of the factors, if a framework may compute it wrongly."""
+    """The inputs from which factors are computed, if a framework may compute them wrongly."""
 
     rounding: NDArray[np.float64] | float = 0.0
     """The scale of rounding errors of factors, besides their own size: [tokens]."""
@@ -75,7 +75,7 @@ class LossTerm:
 
     @cached_property
     def spare(self) -> NDArray[np.float64]:
-        """The excess of `magnitudes` over products: [tokens]."""
+        """The excess of `magnitudes` over the absolute values of products: [tokens]."""
         return self.context.expected * self.rounding
 
     @cached_property

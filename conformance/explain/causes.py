@@ -1,4 +1,4 @@
-"""The causes of all that is wrong in a report."""
+"""The causes of all wrong findings of a report."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ if TYPE_CHECKING:
 
 
 NAMED_INPUTS = 3
-"""Bad inputs that a statement names; the others are counted."""
+"""The most bad inputs that a statement names; further ones are only counted."""
 
 INPUTS = {
     **{f"{case.check}.{case.name}": case.says for case in CONFIG_CASES},
     **{case.name: case.says for case in LOG_CASES},
 }
-"""Configurations and logs in words, by the check's slug or by the case of a log."""
+"""Configurations and logs in words: configurations by check slug, logs by case name."""
 
 
 def causes(
@@ -50,8 +50,8 @@ def causes(
 ) -> list[Cause]:
     """The causes of a report's findings, the worst first.
 
-    ``chosen_by`` has what a user types for each mode, objective and part of layouts that is not
-    the default.
+    ``chosen_by`` has the options that a user types for each mode, objective and part of layouts
+    that is not the default.
     """
     known = [(finding, clues[finding.clues]) for finding in findings if finding.clues is not None]
     table = Table(known)
@@ -84,12 +84,12 @@ def causes(
 def with_traces(
     causes: Iterable[Cause], traces: Mapping[str, CauseTrace], findings: Mapping[str, Finding]
 ) -> list[Cause]:
-    """The causes with what traces of their findings tell, by the ids of these.
+    """The causes with the traces of their findings, given by the ids of findings.
 
-    A cause that no mistake explains, or a count that is read off a factor, is told by its first
-    suspect, and is one for each: a line is believed before what merely fits. It is a part of the
-    worst cause that a mistake explains at that line, if there is one. Findings that were not traced
-    stay with the smallest one. A finding of several causes may have been traced for another.
+    A cause that no known mistake predicts is split by the first suspected line of its findings,
+    since a line is better evidence than a count that merely fits. If a known mistake has its cause
+    at the same line, both are merged into the worst such cause. Findings that were not traced stay
+    with the smallest one. A finding of several causes may have been traced for another cause.
     """
     several = [*causes]
     claims = Counter(name for cause in several for name in cause.findings)
@@ -105,7 +105,7 @@ def with_traces(
 
 
 def is_inferred(cause: Cause) -> bool:
-    """Whether no mistake of the catalogue predicts what a cause's findings show."""
+    """Whether no mistake of the catalogue predicts the wrong numbers of a cause."""
     is_count = cause.name in MISTAKES and MISTAKES[cause.name].kind is Kind.COUNT
     is_measured = cause.severity in (Severity.GRADIENT, Severity.LOGGED)
     return is_measured and (cause.name == UNEXPLAINED or is_count)
@@ -117,7 +117,10 @@ def _with_traces(
     findings: Mapping[str, Finding],
     claims: Mapping[str, int],
 ) -> Iterator[tuple[str | None, Cause]]:
-    """Yield the causes that one is, each with the line that tells it, None if a mistake does."""
+    """Yield the causes into which traces split a cause, each with its line.
+
+    The line is None for a cause that a known mistake explains.
+    """
     traced = [name for name in cause.findings if name in traces]
     smallest = traces[min(traced, key=claims.__getitem__)] if traced else None
     if not is_inferred(cause) or smallest is None:
@@ -141,9 +144,9 @@ def _with_traces(
 
 
 def _one(causes: Sequence[Cause], findings: Mapping[str, Finding]) -> Cause:
-    """One cause of those that one line tells, with what all have in common.
+    """The merged cause of causes at one line, with the conditions and reach that all share.
 
-    It is named after the first, unless that is explained by nothing, or by what the others are not.
+    It has the name of the first cause, unless that is inferred and the others have another name.
     """
     worst, *others = causes
     if not others:
@@ -170,7 +173,7 @@ def _one(causes: Sequence[Cause], findings: Mapping[str, Finding]) -> Cause:
 
 
 class _Naming(NamedTuple):
-    """The condition of a cause, what else may be one, and the condition in words."""
+    """The condition of a cause, further possible conditions, and the condition in words."""
 
     condition: Sequence[str]
     untested: Sequence[str]
@@ -178,7 +181,7 @@ class _Naming(NamedTuple):
 
     @classmethod
     def of(cls, cause: Cause) -> Self:
-        """The naming of a cause."""
+        """The conditions of an existing cause."""
         return cls(cause.condition, cause.untested, cause.condition_words)
 
 
@@ -190,10 +193,10 @@ def _naming(
     chosen_by: Mapping[str, Sequence[str]],
     needed: Sequence[str] = (),
 ) -> _Naming:
-    """Splits the supposed condition of a cause into facts that findings show and those they do not.
+    """Splits the supposed condition of a cause into shown and untested facts.
 
-    A fact that says which number or gradient is wrong always counts as shown, as does one that the
-    mistake needs.
+    A fact is shown if findings prove that it matters, if it says which number or gradient is wrong,
+    or if the mistake needs it.
     """
     shown = [*Evidence(table, claims, absent).shown(), *needed]
     condition = [fact for fact in supposed if fact in shown or not is_choice(fact)]
@@ -222,9 +225,9 @@ def _explained(
 
 
 def _says(mistake: str, equivalents: Sequence[str]) -> str:
-    """The sentence of a mistake, and of those that no finding tells from it.
+    """The sentence of a mistake and of its equivalents, which no finding can distinguish from it.
 
-    Their common beginning is said once.
+    The words that all sentences begin with appear once.
     """
     first = MISTAKES[mistake].says.split(" ")
     others = [MISTAKES[name].says.split(" ") for name in equivalents]
@@ -232,7 +235,7 @@ def _says(mistake: str, equivalents: Sequence[str]) -> str:
 
 
 def _rest(words: Sequence[str], first: Sequence[str]) -> Sequence[str]:
-    """The words after those that two sentences begin with, with the last of these."""
+    """The words of a sentence from the last word of its common beginning with another one."""
     pairs = enumerate(zip(words, first, strict=False))
     alike = next((place for place, (one, other) in pairs if one != other), 0)
     return words[max(alike - 1, 0) :]
@@ -255,14 +258,14 @@ def _alike(
             statement = f"{form}: {_inputs(group)}"
         claims = sum(table.bits.get(finding.id, 0) for finding in group)
         supposed = table.described(claims) if claims else ()
-        if name == OPTION_IGNORED:  # whose statement has the option
+        if name == OPTION_IGNORED:  # the statement must name the option
             supposed = tuple(fact for fact in supposed if not fact.startswith("in "))
         absent = (table.right if name in MISTAKES else table.trained) & ~claims
         yield _cause(name, statement, _naming(table, supposed, claims, absent, chosen_by), group)
 
 
 def _kind(finding: Finding) -> tuple[str, str]:
-    """A name for the failure of a finding, and words that do not depend on its numbers."""
+    """The name of a finding's failure, and a description without its numbers."""
     diagnosis = finding.diagnosis
     if diagnosis is None:
         return finding.verdict, numberless(failure(finding))
@@ -270,7 +273,7 @@ def _kind(finding: Finding) -> tuple[str, str]:
         return diagnosis.name, diagnosis.explanation.partition(": ")[0]
     if diagnosis.name == UNEXPLAINED:
         pattern = diagnosis.explanation.partition("; ")[0].rpartition(", ")[2]
-        if _reported(finding):  # and another in each step
+        if _reported(finding):  # the number differs in each step
             pattern = "another number is reported than expected"
         return UNEXPLAINED, f"{MISTAKES[UNEXPLAINED].says}: {pattern}"
     is_about_rules = finding.is_of_bad_input or finding.check is Check.POISON
@@ -280,21 +283,21 @@ def _kind(finding: Finding) -> tuple[str, str]:
 
 
 def _apart(finding: Finding) -> str | None:
-    """A check or a slug, by which bad inputs and unnamed numbers that fail alike are told apart."""
+    """A key that keeps apart causes with equal failures, for bad inputs and logged numbers."""
     if finding.is_of_bad_input:
         return finding.check
     return str(finding.identity.slug) if _reported(finding) else None
 
 
 def _reported(finding: Finding) -> str | None:
-    """The words on a logged number that no mistake explains; None of all other findings."""
+    """The explanation of a logged number that no mistake explains; None for other findings."""
     found = finding.diagnosis
     is_one = found is not None and found.name == UNEXPLAINED and "reported" in found.numbers
     return found.explanation if found is not None and is_one else None
 
 
 def _inputs(findings: Iterable[Finding]) -> str:
-    """The configurations and logs of findings, once each, the first three by name."""
+    """The configurations and logs of findings: the first `NAMED_INPUTS`, then a count."""
     said = {_input(finding.identity) for finding in findings}
     first, others = sorted(said)[:NAMED_INPUTS], len(said) - NAMED_INPUTS
     return "; ".join([*first, *([f"and {others} more"] if others > 0 else [])])
@@ -307,7 +310,7 @@ def _input(identity: FindingId) -> str:
 
 
 def _stated(name: str) -> str:
-    """Words on a mistake; a name may be of several, which a finding cannot tell apart."""
+    """A mistake in words; for a combination of names, the names themselves."""
     return MISTAKES[name].says if name in MISTAKES else name.replace("_", " ")
 
 
@@ -328,7 +331,7 @@ def _cause(name: str, statement: str, naming: _Naming, findings: Sequence[Findin
 def _size(finding: Finding) -> tuple[int, int, int, bool, str]:
     """A sort key: fewest ranks first, then the plainest check, the shortest layout, and the id.
 
-    A case of the corpus comes before generated ones, which a seed has to be given for.
+    Cases of the corpus come before generated cases, which need a seed to be reproduced.
     """
     layout, check = finding.layout, [*Check].index(finding.check)
     is_generated = finding.case == GENERATED
@@ -336,7 +339,7 @@ def _size(finding: Finding) -> tuple[int, int, int, bool, str]:
 
 
 def is_worst(finding: Finding, cause: Cause) -> bool:
-    """Whether one of its findings shows the worst of what a cause does."""
+    """Whether a finding of a cause has the cause's severity."""
     return _severity(finding) is cause.severity
 
 

@@ -1,4 +1,4 @@
-"""The evidence of all ranks and steps of one job on the known mistakes."""
+"""The evidence for and against known mistakes, from all ranks and steps of one job."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 
 
 ALL_LOST = ("tokens_lost", "samples_lost")
-"""Further mistakes where all numbers are 0, besides those that give 0 wherever they are."""
+"""Mistakes that also explain a step whose numbers are all 0."""
 
 LARGEST = 2**20
-"""Tokens of the largest step that is held against all known mistakes."""
+"""The most tokens of a step that is compared with all known mistakes."""
 
 
 def clues(of_ranks: Sequence[Explained]) -> Clues:
-    """The clues of a job, given what each rank observed of each step.
+    """The clues of a job, given each rank's observation of each step.
 
-    Of several that are wrong the first is explained, and the others rule out explanations. A step
-    of more than `LARGEST` tokens, which takes a minute, says nothing.
+    The first wrong observation is explained, and all others rule out explanations. A step with more
+    than `LARGEST` tokens gives no clues, as it would take a minute.
     """
     if len(of_ranks[0].measurement.context.step.mask) > LARGEST:
         return Clues(terms=of_ranks[0].terms)
@@ -71,7 +71,7 @@ def clues_of_failure(job: Job) -> Clues:
 
 
 def _distinct(of_ranks: Sequence[Explained]) -> Iterator[Explained]:
-    """Yield what ranks observed once where they observed the same."""
+    """Yield the observations, without repetitions by several ranks of the same step."""
     seen = set()
     for one in of_ranks:
         key = one.measurement.context.step_index, one.measurement.observed.tobytes()
@@ -97,7 +97,7 @@ def _is_of_skipped_step(wrong: Measurement) -> bool:
 
 
 def _read_off_by(wrong: Explained, right: Sequence[Explained]) -> Iterator[list[Names]]:
-    """Yield the mistakes that a single term's numbers show, which nothing predicts."""
+    """Yield the mistakes without a prediction that the numbers of a single term show."""
     measurement = wrong.measurement
     steps = [one.measurement.context.step_index for one in right]
     is_nothing = not (measurement.is_per_token or measurement.observed.any())
@@ -116,7 +116,7 @@ def _read_off_by(wrong: Explained, right: Sequence[Explained]) -> Iterator[list[
 
 
 def _inactive_tokens_besides(wrong: Explained) -> Iterator[list[Names]]:
-    """Yield that inactive tokens weigh, with what explains the active ones if they are wrong."""
+    """Yield the mistake `INACTIVE`, with each explanation of active tokens if they are wrong."""
     measurement = wrong.measurement
     of_active = np.where(measurement.context.expected > 0, measurement.observed, 0.0)
     active = Explained(replace(measurement, observed=of_active))

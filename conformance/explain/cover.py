@@ -1,8 +1,8 @@
-"""The fewest pairs of a mistake and a condition that explain all that is wrong.
+"""The fewest pairs of a mistake and a condition that explain all wrong findings.
 
-A pair may not say that something is wrong that is right. Of those that do not, the one that
-explains most is chosen again and again; ties go to the one that explains most without another, then
-to the simpler condition, then to the mistake that is more common.
+No right finding may contradict a pair. Among the remaining pairs, the one that explains most is
+chosen repeatedly. Ties go to the pair that explains most on its own, then to the simpler condition,
+then to the more common mistake.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ RIGHT = (Verdict.CONFORMS, Verdict.ADVICE)
 """Verdicts on steps in which nothing is wrong."""
 
 OF_TERMS = "of "
-"""The beginning of facts of a term of the loss, which a step has only if it is trained."""
+"""The prefix of facts of a term of the loss, which only trained steps have."""
 
 LARGEST = 9
-"""Mistakes in an explanation: a factor and two others for each term of the largest loss."""
+"""The most mistakes in an explanation: a factor and two others for each term of a loss."""
 
 
 PRODUCT = "_by_dp_cp"
-"""The end of the names of factors that are a product of two sizes."""
+"""The suffix of the names of factors that are a product of two sizes."""
 
 OF_ONE_SIZE = ("where dp = 1", "where cp = 1")
-"""Facts with which it is the other size alone."""
+"""Facts under which such a product equals one of its sizes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A mistake and a condition; ``holds`` has a bit for each term that the condition holds for."""
+    """A mistake and a condition; ``holds`` has the bits of the terms for which it holds."""
 
     mistake: str
     condition: tuple[str, ...]
@@ -54,22 +54,22 @@ class Pair:
 
 
 class Part(NamedTuple):
-    """One mistake of an explanation: the names that it may have, and the bit of its term."""
+    """One mistake of an explanation: its possible names, and the bit of its term."""
 
     names: frozenset[str]
     bit: int
 
     def is_given_by(self, pairs: Sequence[Pair]) -> bool:
-        """Whether one of the pairs has the mistake here."""
+        """Whether one of the pairs has this mistake and holds for its term."""
         return any(pair.mistake in self.names and pair.holds & self.bit for pair in pairs)
 
 
 Explanation = tuple[Part, ...]
-"""Mistakes that together give what was observed."""
+"""Mistakes that together explain an observation."""
 
 
 class Table:
-    """The terms of all findings, a bit for each."""
+    """The terms of all findings, each with a bit, and the evidence on mistakes as sets of bits."""
 
     def __init__(self, findings: Iterable[tuple[Finding, Clues]]) -> None:
         self.explanations: dict[str, tuple[Explanation, ...]] = {}
@@ -95,7 +95,7 @@ class Table:
 
         self.cases: dict[Hashable, int] = defaultdict(int)
         self.cuts: dict[Hashable, int] = defaultdict(int)
-        """The terms of each case, and those of each mode and layout."""
+        """The terms of each combination of mode and layout; `cases` has the terms of each case."""
 
         self._excluded: dict[str, int] = defaultdict(int)
         self._everywhere = 0
@@ -130,7 +130,7 @@ class Table:
                 self.claims[mistake] |= part.bit
 
     def pairs(self, mistake: str) -> Iterator[Pair]:
-        """Yield the conditions that no finding contradicts, each with the fewest facts."""
+        """Yield the pairs of a mistake with conditions that no finding contradicts."""
         claims, excluded = self.claims[mistake], self._excluded[mistake]
         if MISTAKES[mistake].is_read_off:
             yield Pair(
@@ -148,9 +148,10 @@ class Table:
     def _conditions(
         self, claims: int, excluded: int, only: tuple[str, ...]
     ) -> Iterator[tuple[tuple[str, ...], int]]:
-        """Yield conditions that hold for some claims and for nothing that excludes them.
+        """Yield conditions, with their terms, that hold for some claims and for no excluded term.
 
-        If what a mistake needs in any case is enough, that is its only condition.
+        If the facts ``only``, which the mistake needs in any case, suffice, they are the only
+        condition.
         """
         needed = self.holding(only)
         if not needed & excluded:
@@ -166,9 +167,9 @@ class Table:
                 yield (one, other), bits & more
 
     def equivalents(self, pair: Pair, claims: int) -> list[str]:
-        """Other factors that fit wherever the pair's mistake does, and that nothing contradicts.
+        """Other factors that explain all claims of the pair's mistake and are not contradicted.
 
-        A product of two sizes is left out where one of them is always 1.
+        A product of two sizes is left out if one of the sizes is always 1.
         """
         if MISTAKES[pair.mistake].kind is not Kind.FACTOR:
             return []
@@ -189,15 +190,14 @@ class Table:
             yield from chain.from_iterable(explanations)
 
     def absent(self, mistake: str) -> int:
-        """The terms that show that a mistake is absent."""
+        """The terms that prove the absence of a mistake."""
         return self.right if MISTAKES[mistake].is_read_off else self._excluded[mistake]
 
     def described(self, claims: int) -> tuple[str, ...]:
-        """The condition that holds for all claims and for the fewest others that were trained.
+        """The condition that holds for all claims and for the fewest other trained terms.
 
-        What was not trained tells nothing, neither of a mistake nor of how its step is cut, and
-        given advantages tell nothing of computed ones. A fact is named if it at least halves the
-        others.
+        Terms that were not trained are no evidence on mistakes or cuts, and given advantages are
+        none on computed ones. A fact is added if it at least halves the number of other terms.
         """
         telling = self.trained & self.telling_of(claims) | claims
         facts = [
@@ -228,12 +228,12 @@ class Table:
 
 
 def _others(condition: tuple[Sequence[str], int], claims: int) -> int:
-    """The number of terms that a condition holds for besides those that are claimed."""
+    """The number of terms for which a condition holds, apart from the claimed terms."""
     return (condition[1] & ~claims).bit_count()
 
 
 def _part(names: Sequence[TermMistake], bits: Mapping[str, int]) -> Part:
-    """The part of an explanation; a report of another version has names that are not known here."""
+    """The part of an explanation; names unknown to this version of the catalogue are left out."""
     known = frozenset(name.mistake for name in names if name.mistake in MISTAKES)
     return Part(known, bits[names[0].term])
 
@@ -253,7 +253,7 @@ def cover(table: Table) -> list[Pair]:
 
 
 def _by_certainty(table: Table) -> tuple[list[Pair], list[Pair]]:
-    """All pairs: those whose mistakes are predicted, which findings can contradict, then others."""
+    """The pairs of predicted mistakes, which findings can contradict, and those of all others."""
     ordered = sorted(table.claims, key=commonness)
     predicted, inferred = (
         [
@@ -288,7 +288,7 @@ def _best(
 
 
 def _gains(explanations: Iterable[Iterable[Part]]) -> dict[str, int]:
-    """For each mistake, the terms that it has a part in."""
+    """For each mistake, the terms of the parts that it may be."""
     gains: dict[str, int] = defaultdict(int)
     for part in chain.from_iterable(explanations):
         for mistake in part.names:
@@ -299,7 +299,7 @@ def _gains(explanations: Iterable[Iterable[Part]]) -> dict[str, int]:
 def _most_frequent(
     pairs: Sequence[Pair], gains: Mapping[str, int], alone: Mapping[str, int]
 ) -> Pair | None:
-    """The pair that gives most parts; of several that do, the one that explains most alone."""
+    """The pair that gives most parts; of equal pairs, the one that explains most on its own."""
 
     def gain(pair: Pair) -> tuple[int, int, int]:
         counts = [(pair.holds & each.get(pair.mistake, 0)).bit_count() for each in (gains, alone)]
@@ -310,9 +310,10 @@ def _most_frequent(
 
 
 def _facts(pair: Pair) -> int:
-    """The facts of a pair's condition; that it is of logged numbers may lie in the mistake.
+    """The number of facts in a pair's condition, without facts that the mistake implies.
 
-    The condition of a mistake that nothing predicts only describes it.
+    A mistake of logged numbers counts as at least one fact. The condition of a mistake without a
+    prediction counts as none, since it only describes the findings.
     """
     mistake = MISTAKES[pair.mistake]
     facts = {*pair.condition} - {*mistake.only}
@@ -320,7 +321,7 @@ def _facts(pair: Pair) -> int:
 
 
 def _without_needless(chosen: list[Pair], covered: Sequence[Sequence[Explanation]]) -> list[Pair]:
-    """The pairs without those that the others make up for, the last chosen looked at first."""
+    """The pairs without superfluous ones, tested from the last chosen to the first."""
     for pair in reversed(chosen):
         others = [one for one in chosen if one is not pair]
         if all(explanation(one, others) is not None for one in covered):

@@ -1,8 +1,8 @@
 """Names the mistake that explains a mismatch.
 
-The first known mistake that predicts the observation is the diagnosis; others that fit as well are
-named with it: both are read from the choices that `engine` found. Weights that no mistake gives are
-unexplained, and the diagnosis describes their ratios to the expected ones.
+The most plausible known mistake that predicts the observation is the diagnosis, which also names
+the other mistakes that fit. All of them come from the choices that `engine` found. Weights that no
+mistake predicts are unexplained, and the diagnosis describes their ratios to the expected weights.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 
 
 MOST_ALTERNATIVES = 3
-"""Alternatives that an explanation names, the most plausible ones."""
+"""The most alternatives that an explanation names, in order of plausibility."""
 
 OF_A_MEAN = (Kind.FILLED, Kind.UNREDUCED, Kind.READ_OFF)
-"""Mistakes of an auxiliary term alone: in the tokens that it averages, or over which ranks."""
+"""Kinds of mistakes that each auxiliary term may have: in the tokens or the ranks of its mean."""
 
 
 def diagnose(explained: Explained) -> Diagnosis:
-    """Name the mistake that explains what was observed; ``unexplained`` if none does."""
+    """Name the mistake that explains an observation; ``unexplained`` if none does."""
     is_one = len(explained.measurement.terms) == 1
     return _term_diagnosis(explained, 0) if is_one else _of_several(explained)
 
 
 def read_off(explained: Explained) -> list[str]:
-    """Names of the mistakes that the numbers of a single term show, which nothing predicts."""
+    """The names of mistakes without a prediction that the numbers of a single term show."""
     measurement = explained.measurement
     if not measurement.is_per_token:
         return [] if np.isfinite(measurement.observed).all() else ["not_finite"]
@@ -59,13 +59,13 @@ def read_off(explained: Explained) -> list[str]:
 
 
 def likeliest(of_terms: Iterable[tuple[str, Diagnosis]]) -> Diagnosis:
-    """The most plausible diagnosis among terms: a known mistake before what is read off."""
+    """The most plausible diagnosis among terms: predicted mistakes before inferred ones."""
     term, diagnosis = min(of_terms, key=lambda of_term: doubt(of_term[1].name))
     return diagnosis.model_copy(update={"explanation": f"{term}: {diagnosis.explanation}"})
 
 
 def _first(explanations: list[Diagnosis]) -> Diagnosis:
-    """The first explanation, with the names of the others; its text names the likeliest of them."""
+    """The first diagnosis, with the names of the others; its text names the likeliest of these."""
     first, *others = explanations
     also = list(dict.fromkeys(other.name for other in others if other.name != first.name))
     if not also:
@@ -108,7 +108,7 @@ def _of_sum(measurement: Measurement, known: Iterable[Prediction]) -> Diagnosis:
 
 
 def _alone(explained: Explained, place: int) -> list[Prediction]:
-    """The predictions for one term that explain everything, the most plausible first."""
+    """The predictions for one term that alone explain the observation, most plausible first."""
     found = [
         one
         for choice in explained.choices
@@ -121,7 +121,7 @@ def _alone(explained: Explained, place: int) -> list[Prediction]:
 def _of_tokens(weights: ObservedWeights, known: Sequence[Prediction]) -> Diagnosis:
     """The diagnosis of the weights of one term.
 
-    A wrong derivative comes first: tokens that have none seem to be lost.
+    Wrong derivatives come first, since tokens with a derivative of 0 look like lost tokens.
     """
     if (whole := _of_whole_step(weights, known)) is not None:
         return whole
@@ -138,7 +138,7 @@ def _plain(one: Prediction) -> Diagnosis:
 
 
 def _is_lost(one: Prediction) -> bool:
-    """Whether a prediction is of tokens that weigh nothing, which `_lost` counts."""
+    """Whether a prediction is about tokens without weight, which `_lost` diagnoses."""
     kinds = {one.kind, *(MISTAKES[name].kind for name in one.together)}
     return not kinds.isdisjoint({Kind.ABSENT, Kind.UNREDUCED, Kind.READ_OFF})
 
@@ -160,7 +160,10 @@ def _named(weights: ObservedWeights, one: Prediction) -> Diagnosis:
 
 
 def _of_whole_step(weights: ObservedWeights, known: Sequence[Prediction]) -> Diagnosis | None:
-    """Diagnoses that come first: a skipped step, numbers that are not finite, dropped samples."""
+    """The diagnosis of a skipped step, of numbers that are not finite, or of dropped samples.
+
+    These diagnoses take precedence over all others; None if none of them applies.
+    """
     if weights.context.is_skipped:
         lost = int(weights.context.step.mask.sum())
         words = (
@@ -184,7 +187,7 @@ def _of_whole_step(weights: ObservedWeights, known: Sequence[Prediction]) -> Dia
 
 
 def _denominators(weights: ObservedWeights) -> tuple[str, dict[str, float]]:
-    """Observed and expected denominator of the token that is most wrong, in words and numbers."""
+    """The observed and expected denominator of the most wrong token, in words and numbers."""
     worst = int(np.abs(weights.ratios - 1).argmax())
     expected = float(1 / weights.expected[weights.active][worst])
     if weights.ratios[worst] == 0:
@@ -195,9 +198,9 @@ def _denominators(weights: ObservedWeights) -> tuple[str, dict[str, float]]:
 
 
 def _count(weights: ObservedWeights) -> Diagnosis | None:
-    """The count that would explain a common ratio of all weights, if any.
+    """The diagnosis of a wrong count that explains a common ratio of all weights, if any.
 
-    For `constant` it is another L, otherwise another integer number of tokens or units.
+    In `constant` mode the count is another L, else another integer number of tokens or units.
     """
     if weights.hidden_have_gradient:
         return None
@@ -241,7 +244,7 @@ def _unexplained(weights: ObservedWeights) -> Diagnosis:
 
 
 def _pattern(weights: ObservedWeights) -> str:
-    """The largest parts of the step within which the ratio is constant."""
+    """The largest parts of the step within which the ratio of weights is constant, in words."""
     if weights.common_ratio:
         return "the same for all tokens"
     for name, part in _parts(weights.context):
@@ -271,7 +274,7 @@ def _fraction(ratio: float) -> str:
 
 
 def _of_several(explained: Explained) -> Diagnosis:
-    """The mistake in one term if the others are right, or in several."""
+    """The diagnosis of a sum of several terms, of which one or several may be wrong."""
     measurement = explained.measurement
     for choice in explained.choices:
         wrong = [pair for pair in zip(measurement.terms, choice, strict=True) if pair[1]]
@@ -280,21 +283,21 @@ def _of_several(explained: Explained) -> Diagnosis:
     of_terms = [(term, _term_diagnosis(explained, n)) for n, term in enumerate(measurement.terms)]
     possible = [one for one in of_terms if not _is_of_others(*one, measurement)] or of_terms
     alone = likeliest((term.metric, diagnosis) for term, diagnosis in possible)
-    # What another term has at tokens that one term masks seems to be that term's.
+    # A gradient at tokens that one term masks may belong to another term.
     if alone.name not in (UNEXPLAINED, INACTIVE):
         return alone
     return _lost_in_all(measurement) or _shared(explained) or alone
 
 
 def _is_of_others(term: LossTerm, diagnosis: Diagnosis, measurement: Measurement) -> bool:
-    """Whether tokens that a term masks seem to weigh in it, and have no gradient at all."""
+    """Whether masked tokens seem to weigh in a term, although they have no gradient at all."""
     if diagnosis.name != INACTIVE or not measurement.is_per_token:
         return False
     return not measurement.observed[term.context.expected == 0].any()
 
 
 def _absent(term: str, measurement: Measurement) -> Diagnosis:
-    """The diagnosis of a sum that lacks one term and is right otherwise."""
+    """The diagnosis of a sum that lacks one term and is otherwise right."""
     if measurement.is_per_token:
         words = f"the {term} term reaches no gradient: no token's weight has a share of it"
         return Diagnosis(name="term_without_gradient", explanation=words)
@@ -302,7 +305,7 @@ def _absent(term: str, measurement: Measurement) -> Diagnosis:
 
 
 def _lost_in_all(measurement: Measurement) -> Diagnosis | None:
-    """The diagnosis of tokens whose gradient lacks every term, if that of all others is right."""
+    """The diagnosis of tokens without any gradient, if all other gradients are right."""
     active = np.not_equal(measurement.expected, 0)
     gone = active & np.equal(measurement.observed, 0)
     if not measurement.is_per_token or not gone.any():
@@ -314,11 +317,11 @@ def _lost_in_all(measurement: Measurement) -> Diagnosis | None:
 
 
 def _shared(explained: Explained) -> Diagnosis | None:
-    """The mistake that terms share, or one mistake of each auxiliary term.
+    """The diagnosis of mistakes in several terms, the most plausible combination.
 
-    Auxiliary losses often share one path through a framework, and a mistake: the policy loss is
-    right if that explains the sum. Else each has a mistake in what it averages. Else the policy
-    loss shares the mistake of those that are wrong, or has one of its own besides.
+    Auxiliary losses often share code in a framework and therefore a mistake. Most plausible is that
+    they share one and the policy loss is right, next that each has a mistake in its mean, and last
+    that the policy loss shares their mistake or has another one.
     """
     terms = explained.measurement.terms
     found = chain.from_iterable(_shared_in(terms, choice) for choice in explained.choices)
@@ -331,7 +334,7 @@ def _shared_in(
 ) -> Iterator[tuple[tuple[int, ...], Diagnosis]]:
     """Yield diagnoses of a choice of mistakes for the policy loss and each auxiliary term.
 
-    Each comes after a sort key, the most plausible one first.
+    Each diagnosis comes with a sort key, which is smaller for a more plausible one.
     """
     own, *of_others = choice
     shared = _common(of_others)
@@ -355,7 +358,7 @@ def _shared_in(
 
 
 def _term_mistakes(mistakes: Sequence[tuple[Sequence[LossTerm], Prediction]]) -> Diagnosis:
-    """The diagnosis of mistakes, each in some terms."""
+    """The diagnosis that combines several mistakes, each with the terms that have it."""
     return Diagnosis(
         name="_and_".join(dict.fromkeys(one.name for _, one in mistakes)),
         explanation="; ".join(
@@ -365,7 +368,7 @@ def _term_mistakes(mistakes: Sequence[tuple[Sequence[LossTerm], Prediction]]) ->
 
 
 def _common(of_terms: Sequence[Sequence[Prediction]]) -> Prediction | None:
-    """The most plausible mistake of the first of some terms that all of them have."""
+    """The most plausible mistake that all of the given terms may have; None without one."""
     first, *others = of_terms
     known = [{(one.name, one.says) for one in found} for found in others]
     shared = (

@@ -1,8 +1,8 @@
-"""Holds every known mistake against what one rank observed of one step.
+"""Tests every known mistake against one rank's observation of one step.
 
-Each term of a loss or of a logged number is right or has a known mistake. Every choice of one for
-each term predicts what is observed; the choices within the bound explain it, and a mistake that
-would show alone and is in none of them is excluded.
+Each term of a loss or logged number is right or has a known mistake. Every choice of one
+alternative per term predicts numbers; the choices whose numbers match the observation within the
+bound explain it. A mistake is excluded if it would be visible on its own and is in no explanation.
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
     from conformance.explain.measurement import Measurement
 
     Names = frozenset[TermMistake]
-    """Mistakes that cannot be told apart."""
+    """The names of mistakes that an observation cannot distinguish."""
 
 MANY = 4096
-"""Tokens of the largest step whose tokens are all compared."""
+"""The most tokens of a step of which all tokens are compared."""
 
 FEW = 16
-"""Numbers by which choices are sorted out before all numbers are looked at."""
+"""The number of entries that are compared first, to discard most choices quickly."""
 
 DIGITS = 10
-"""Decimals, relative to the largest number, of predictions that are the same."""
+"""The decimals, relative to the largest number, up to which predictions count as equal."""
 
 NO_NUMBERS = np.empty(0)
 
@@ -59,21 +59,21 @@ NO_NUMBERS = np.empty(0)
 class Alternatives(NamedTuple):
     """The numbers that a term may have, the right ones first: [alternatives, numbers].
 
-    Mistakes that give the same numbers are one alternative.
+    Mistakes that predict the same numbers form one alternative.
     """
 
     term: LossTerm
     predictions: list[list[Prediction]]
-    """The predictions that give each alternative, without numbers; none for the right one."""
+    """The predictions of each alternative, without their weights; empty for the right one."""
 
     invisible: list[Prediction]
-    """Mistakes that give what is right."""
+    """Predictions of mistakes that give the right numbers."""
 
     numbers: NDArray[np.float64]
     magnitude: NDArray[np.float64]
 
     def parts(self, place: int | np.integer) -> list[Names]:
-        """The names of the mistakes that an alternative is made of, which are mostly one."""
+        """The mistakes that make up an alternative, usually one, each with its possible names."""
         found = self.predictions[place]
         if not found:
             return []
@@ -81,7 +81,7 @@ class Alternatives(NamedTuple):
         return [self.names(found), *together]
 
     def names(self, found: Iterable[Prediction]) -> Names:
-        """The names in this term of the mistakes of some predictions."""
+        """The names, in this term, of the mistakes of the given predictions."""
         mistakes = chain.from_iterable(one.mistakes for one in found)
         return frozenset(self.name(mistake.name) for mistake in mistakes)
 
@@ -96,7 +96,7 @@ class Explained:
 
     measurement: Measurement
     elsewhere: bool = False
-    """Whether some rank observed weights of the step, even if this one observed none."""
+    """Whether at least one rank observed weights of the step, even if this rank observed none."""
 
     @property
     def terms(self) -> list[str]:
@@ -105,7 +105,7 @@ class Explained:
 
     @cached_property
     def choices(self) -> list[list[list[Prediction]]]:
-        """For each choice that explains what was observed, the predictions of each term."""
+        """For each choice that explains the observation, the predictions of each term."""
         return [
             [one.predictions[place] for one, place in zip(self._of_terms, places, strict=True)]
             for places in self._chosen
@@ -122,13 +122,16 @@ class Explained:
 
     @cached_property
     def explanations(self) -> list[list[Names]]:
-        """Mistakes that occur together, where something is wrong; of each, all possible names."""
+        """The explanations: mistakes that occur together, each with all of its possible names.
+
+        Empty if the observation is right.
+        """
         if self.is_right:
             return []
         found = [*self._named(self._chosen)]
         if not found:
             return [*self._with_a_factor(), *self._with_losses(), *self._weights_and_derivatives()]
-        if len(self._of_terms) == 1:  # a small step may fit another mistake by chance
+        if len(self._of_terms) == 1:  # in a small step, another mistake may fit by chance
             on_top = (
                 [factor, *map(_besides_factors, others)]
                 for factor, *others in self._with_a_factor()
@@ -138,10 +141,10 @@ class Explained:
 
     @cached_property
     def visible(self) -> Names:
-        """Mistakes that alone, in each of their variants, would give something else.
+        """The mistakes of which every variant would be visible if it were the only mistake.
 
-        They must differ from the right numbers and, if the observation is right within its bound,
-        from the observation too.
+        Its numbers must differ from the right numbers and, if the observation is right within its
+        bound, from the observation too.
         """
         numbers = self._observed if self.is_right else self._expected
         visible: set[TermMistake] = set()
@@ -159,11 +162,11 @@ class Explained:
 
     @property
     def contradicted(self) -> Names:
-        """Mistakes that are not there, if something known is, or all is right."""
+        """The mistakes that are absent, if the observation is right or explained."""
         return self.contradicted_by(self.explanations)
 
     def contradicted_by(self, explanations: Iterable[Iterable[Names]]) -> Names:
-        """Mistakes that are not there, given what else explains what was observed."""
+        """The mistakes that are absent, given the explanations of the observation."""
         explaining = frozenset[TermMistake]().union(*chain.from_iterable(explanations))
         if not self.is_right and all(_kind(name) is Kind.COUNT for name in explaining):
             return frozenset()
@@ -172,9 +175,9 @@ class Explained:
 
     @cached_property
     def _tokens(self) -> NDArray[np.int64] | slice:
-        """Tokens that represent all others: of a large step, the extreme ones of each part.
+        """Representative tokens: all of a small step, the extreme ones of a large step's parts.
 
-        No known mistake tells apart the tokens of a sample that have the same place in the cut.
+        Every known mistake treats the tokens of a sample in the same rank and micro-batch alike.
         """
         measurement, context = self.measurement, self.measurement.context
         if not measurement.is_per_token or len(context.step.mask) <= MANY:
@@ -183,7 +186,7 @@ class Explained:
         if placement is not None:
             for place in (placement.dp_rank, placement.cp_rank, placement.micro_batch):
                 part = part * (place.max() + 1) + place
-        for term in measurement.terms:  # tokens of one derivative share those of each mistake
+        for term in measurement.terms:  # equal derivatives are equal with each mistake
             factor = np.unique(term.factors, return_inverse=True)[1]
             part = part * (factor.max() + 1) + factor
         order = np.lexsort((measurement.observed, part))
@@ -216,7 +219,7 @@ class Explained:
         return [self._alternatives(term) for term in self.measurement.terms]
 
     def _alternatives(self, term: LossTerm) -> Alternatives:
-        """The right term, then what each known mistake makes of it."""
+        """The numbers of the right term, and the numbers of the term with each known mistake."""
         rounding = np.broadcast_to(term.rounding, term.factors.shape)[self._tokens]
         known: list[Prediction] = []
         numbers, magnitudes = [], []
@@ -242,7 +245,7 @@ class Explained:
         )
 
     def _known(self, term: LossTerm) -> Iterator[Prediction]:
-        """Yield what is right and every known mistake."""
+        """Yield the prediction of the right term, then those of every known mistake."""
         context, measurement = term.context, self.measurement
         yield Prediction(name="", weights=context.expected)
         if measurement.is_per_token:
@@ -262,13 +265,13 @@ class Explained:
 
     @cached_property
     def _shifts(self) -> Shifts | None:
-        """By how many positions log-probabilities are off, if that explains what is wrong: [N]."""
+        """The shifts of log-probabilities in positions, if they explain the mismatch: [N]."""
         return shifts_of(self.measurement)
 
     def _places(self, factor: float = 1.0) -> Iterator[NDArray[np.int64]]:
-        """Yield the alternatives of the terms that together give what was observed / factor."""
+        """Yield the choices of alternatives whose numbers equal the observation over ``factor``."""
         of_terms, observed = self._of_terms, self._observed / factor
-        # There are thousands of choices, and the largest number alone rules out nearly all.
+        # There are thousands of choices; comparing the largest number alone discards nearly all.
         largest = [self._magnitude.argmax()]
         numbers = _sums([one.numbers[:, largest] for one in of_terms])
         magnitude = _sums([one.magnitude[:, largest] for one in of_terms]) + self._others[largest]
@@ -284,7 +287,7 @@ class Explained:
         observed: NDArray[np.float64],
         some: NDArray[np.int64] | slice,
     ) -> NDArray[np.bool_]:
-        """Whether choices, [choices, terms], give some of the observed numbers."""
+        """Whether each choice, [choices, terms], gives the observed numbers at ``some`` places."""
         chosen = [*zip(self._of_terms, places.T, strict=True)]
         total = np.sum([one.numbers[:, some][place] for one, place in chosen], axis=0)
         size = np.sum([one.magnitude[:, some][place] for one, place in chosen], axis=0)
@@ -306,7 +309,7 @@ class Explained:
         return np.asarray(close.all(axis=-1))
 
     def _with_a_factor(self) -> Iterator[list[Names]]:
-        """Yield a factor of all terms with other mistakes that together give what was observed."""
+        """Yield explanations by a factor of all terms together with further mistakes."""
         first = self._of_terms[0]
         ratios = first.magnitude.sum(axis=1) / (first.magnitude[0].sum() or 1.0)
         for place in range(1, len(ratios)):
@@ -320,9 +323,9 @@ class Explained:
                 yield from ([*on_top, *parts] for parts in others if parts)
 
     def _with_losses(self) -> Iterator[list[Names]]:
-        """Yield mistakes of a single term that explain the observation apart from lost tokens.
+        """Yield explanations by a mistake of a single term together with lost tokens.
 
-        Where lost tokens alone explain it, another mistake would only show in these.
+        None if lost tokens alone explain the observation, as another mistake would be invisible.
         """
         one, term = self._of_terms[0], self.measurement.terms[0]
         active = np.not_equal(term.products, 0)
@@ -365,7 +368,7 @@ class Explained:
 
 
 def _sums(of_terms: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """The sums of one row of each array: [rows of the first, rows of the second, ..., numbers]."""
+    """The sums for all combinations of one row per array: [rows of 1st, of 2nd, …, numbers]."""
     total = of_terms[0]
     for rows in of_terms[1:]:
         total = total[..., np.newaxis, :] + rows
@@ -381,5 +384,5 @@ def _is_factor(name: TermMistake) -> bool:
 
 
 def _besides_factors(names: Iterable[TermMistake]) -> Names:
-    """The names of mistakes that are no factor of all weights."""
+    """The names without those of factors of all weights."""
     return frozenset(name for name in names if not _is_factor(name))

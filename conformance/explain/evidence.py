@@ -1,7 +1,7 @@
-"""Evidence that a fact which all findings of a cause share matters.
+"""Evidence that a fact, which all findings of a cause share, matters for the cause.
 
-A fact matters if all is right where it alone is missing. Cases and layouts differ in more than
-their facts, so one of the two stays as it is.
+A fact matters if the mistake is absent where only this fact is missing. Cases and layouts differ in
+more than their facts, so the compared findings must have the same case or the same layout.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from conformance.explain.cover import Table
 
 OF_OTHER_MODES = frozenset(f"except in {mode}" for mode in Mode)
-"""Facts that a step in another mode lacks, whichever mode it is."""
+"""Negative facts of modes: a step in any other mode lacks one of them."""
 
 OF_LAYOUTS = frozenset({*OF_JOBS, *OF_BATCHES, *OF_CUTS})
 """Facts of steps that depend on the layout."""
 
 
 class Evidence:
-    """The right terms besides the claims of a cause: those of ``absent`` show that it is gone."""
+    """The evidence of terms: ``claims`` show a cause, and ``absent`` terms show its absence."""
 
     def __init__(self, table: Table, claims: int, absent: int) -> None:
         self._holds = table.facts
@@ -38,20 +38,20 @@ class Evidence:
         self._shared = [fact for fact in facts if self._holds[fact] & claims == claims]
 
     def shown(self) -> list[str]:
-        """The shared facts that matter."""
+        """The facts that all claims share and that matter."""
         return [fact for fact in self._shared if self._is_shown(fact)]
 
     def needs_layout(
         self, options: Collection[str], holds: int, chosen_by: Mapping[str, Sequence[str]]
     ) -> bool:
-        """Whether one of some options of layouts is needed, which the terms ``holds`` set."""
+        """Whether the cause needs one of ``options`` of layouts, which the terms ``holds`` set."""
         kept = self._without(options, holds, chosen_by)
         return self._is_gone(self._same_case & ~holds, kept)
 
     def needs_loss(
         self, options: Collection[str], holds: int, chosen_by: Mapping[str, Sequence[str]]
     ) -> bool:
-        """Whether one of some options of losses is needed; losses have cases of their own."""
+        """Whether the cause needs one of ``options`` of losses, which have cases of their own."""
         kept = self._without(options, holds, chosen_by)
         of_choices = [fact for fact in kept if fact not in FACTS_OF_STEPS]
         return self._is_gone(self._absent & ~holds, of_choices)
@@ -59,7 +59,7 @@ class Evidence:
     def _without(
         self, options: Collection[str], holds: int, chosen_by: Mapping[str, Sequence[str]]
     ) -> list[str]:
-        """The shared facts that a step without these options can have."""
+        """The shared facts that a step without the given options can have."""
         return [
             fact for fact in self._others(holds) if not {*options} & {*options_of(fact, chosen_by)}
         ]
@@ -67,8 +67,8 @@ class Evidence:
     def _is_shown(self, fact: str) -> bool:
         holds = self._holds[fact]
         if fact in FACTS_OF_STEPS:
-            # Facts of steps that imply this one, and it itself, cannot hold without it. A check
-            # whose cases all have it implies it too, and nothing shows that it matters there.
+            # The fact itself, and facts of steps that imply it, cannot hold without it. A check
+            # whose cases all have the fact implies it too, and cannot show that it matters.
             kept = [
                 one
                 for one in self._shared
@@ -79,19 +79,20 @@ class Evidence:
         return self._is_gone(self._same_case & ~holds, kept)
 
     def _others(self, holds: int) -> Iterable[str]:
-        """The shared facts that can hold where something does not that ``holds`` for some terms.
+        """The shared facts that can hold for terms outside ``holds``.
 
-        How a step is cut follows from its layout, and what is looked at from the check.
+        Facts of a cut are left out, since the cut follows from the layout. Facts of checks are kept
+        only if a term outside ``holds`` has them.
         """
         for fact in self._shared:
             if fact not in OF_LAYOUTS and (is_choice(fact) or self._holds[fact] & ~holds):
                 yield fact
 
     def _is_gone(self, telling: int, kept: Iterable[str]) -> bool:
-        """Whether one of the terms has all these facts."""
+        """Whether at least one of the terms ``telling`` has all the facts ``kept``."""
         return reduce(lambda terms, fact: terms & self._holds[fact], kept, telling) != 0
 
 
 def _alike(parts: Mapping[Hashable, int], claims: int) -> int:
-    """The terms that are of the same parts as claims."""
+    """The terms in all parts that contain a claim."""
     return reduce(or_, (bits for bits in parts.values() if bits & claims), 0)

@@ -1,9 +1,9 @@
 """The impact of a cause on training at the size of a production step.
 
-Findings are mostly of steps of a few dozen tokens, whose numbers tell nothing about a step of half
-a million. So a cause's impact is measured where the corpus' production step shows it. Elsewhere it
-is the catalogue's sentence on steps of any size, or what the catalogue predicts for the production
-step, cut as `LAYOUT` says. Where none of them tells, nothing is said.
+Most findings are of steps with a few dozen tokens, whose numbers say nothing about a step with half
+a million. A cause's impact is therefore measured on the corpus's production step, if that shows the
+cause. Otherwise the impact is the catalogue's sentence on steps of any size, or the catalogue's
+prediction for the production step, cut as in `LAYOUT`. If there is neither, the impact is empty.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ LAYOUT = Layout(dp=8, micro_batches=8, format="thd")
 """The cut of the production step: each rank has 64 samples in micro-batches of 8."""
 
 CP = 8
-"""Context-parallel ranks, where a cause needs several."""
+"""The number of context-parallel ranks, if a cause needs several."""
 
 SIMILAR = 1.5
-"""The largest ratio of the scales of predictions that one mistake may have."""
+"""The largest ratio between a mistake's predicted scales for which an impact is given."""
 
 PREDICTED = (Kind.WEIGHTS, Kind.FACTOR, Kind.PARTS, Kind.UNREDUCED, Kind.ADVANTAGE)
-"""Kinds of mistakes whose predictions depend on the step alone, and not on our values of tokens."""
+"""Kinds of mistakes whose predictions depend only on the step, not on our values of tokens."""
 
 OF_ONE_TERM = (Check.AUXILIARY, Check.OTHER_LOSSES)
-"""Checks of losses that are a part of what is trained."""
+"""Checks of losses that are only one term of the trained loss."""
 
 
 class Effect(NamedTuple):
-    """The effect of a prediction on the gradient of a step."""
+    """The effect of a predicted mistake on the gradient of a step."""
 
     scale: float
     cosine: float
 
     @property
     def turns(self) -> bool:
-        """Whether the gradient has another direction."""
+        """Whether the direction of the gradient changes."""
         return self.cosine < SAME_DIRECTION
 
 
@@ -74,10 +74,10 @@ def impact(
     alone: Sequence[Finding],
     objectives: Mapping[str, Objective],
 ) -> Impact:
-    """The impact of a cause, given the findings that show the worst of it.
+    """The impact of a cause, given its findings of the cause's severity.
 
-    Numbers are measured on those that show it ``alone``, as others have further mistakes.
-    ``objectives`` are those of findings, by their slug.
+    Numbers are measured on ``alone``, the findings without further mistakes. ``objectives`` are the
+    objectives of findings, by slug.
     """
     at_size = [finding for finding in alone if finding.case == PRODUCTION]
     measured = Impact.of(at_size)
@@ -102,13 +102,13 @@ def impact(
 
 
 def _estimator(objective: Objective | None) -> Objective:
-    """The objective if its advantages are made of rewards alone, else the plain policy loss."""
+    """The objective if its advantages depend only on rewards, else the plain policy loss."""
     return objective if objective in OF_GROUPS else Objective.POLICY
 
 
 @cache
 def _facts(layout: Layout) -> frozenset[str]:
-    """The facts of the production step and its cut, which are the same in all modes."""
+    """The facts of the production step and of its cut, which are the same in all modes."""
     return frozenset(
         made_once(
             "facts", str(layout), lambda: [*of_context(production_context(Mode.TOKEN_MEAN, layout))]
@@ -117,7 +117,7 @@ def _facts(layout: Layout) -> frozenset[str]:
 
 
 def _over(effects: Sequence[Effect], severity: Severity, layout: Layout) -> Impact:
-    """The impact over all modes that show it; logged numbers have no direction."""
+    """The impact over all effects of a cause; logged numbers have no direction."""
     scales = Range.of(one.scale for one in effects)
     if severity is Severity.LOGGED:
         found = Impact(reported=None if any(one.turns for one in effects) else scales)
@@ -127,10 +127,10 @@ def _over(effects: Sequence[Effect], severity: Severity, layout: Layout) -> Impa
 
 
 def _effects(mistake: str, mode: Mode, objective: Objective, layout: Layout) -> Sequence[Effect]:
-    """The effects of a mistake on the production step; none if they are too many.
+    """The effects of a mistake on the production step; none if their scales differ too much.
 
-    Of a mistake in what parts of a step are divided by, a prediction without another direction
-    comes from a second mistake, a factor on top.
+    If some predictions change the direction, only those are kept: a prediction that does not is a
+    plain factor, which is a mistake of its own.
     """
     found = _of_mistakes(mode, objective, layout).get(mistake, ())
     if any(one.turns for one in found):
@@ -146,7 +146,7 @@ def _of_mistakes(
 ) -> Mapping[str, Sequence[Effect]]:
     """The effects of each mistake on the production step: one for each of its predictions.
 
-    Half a million tokens times some hundred predictions take seconds.
+    They are cached, since some hundred predictions for half a million tokens take seconds.
     """
     key = f"{mode} {objective} {layout}"
     kept = made_once("effects", key, lambda: _predicted(mode, objective, layout))
@@ -178,7 +178,7 @@ def _of_weights(context: StepContext) -> Iterable[Prediction]:
 
 @lru_cache(maxsize=8)
 def production_context(mode: Mode, layout: Layout) -> StepContext:
-    """The production step in a mode, cut as `LAYOUT` says."""
+    """The context of the production step in a mode, cut evenly for a layout."""
     [step] = CASE.steps
     return StepContext(
         steps=CASE.steps,
@@ -191,7 +191,7 @@ def production_context(mode: Mode, layout: Layout) -> StepContext:
 
 
 def _words(layout: Layout) -> str:
-    """The size of the production step and its cut."""
+    """The size of the production step and its cut, in words."""
     [step] = CASE.steps
     ranks = ", ".join(
         f"{name} {size}" for name in ("dp", "cp") if (size := getattr(layout, name)) > 1

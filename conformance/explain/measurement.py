@@ -1,4 +1,4 @@
-"""Observations of one rank in one step, with what is expected, and the weights that they show."""
+"""The numbers that one rank observed in one step, with the expected terms and observed weights."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measurement:
-    """Numbers that a rank observed in a step: a sum of terms for each token, or over all of them.
+    """Numbers that a rank observed in a step: the sum of terms, for each token or over all tokens.
 
-    ``observed`` is [tokens] or, of a sum over all tokens, [1]; ``tolerance`` is relative to the sum
-    of the terms' magnitudes. Numbers of tokens times ``derivatives`` are the gradient.
+    ``observed`` is [tokens] or, for a sum over all tokens, [1]. ``tolerance`` is relative to the
+    sum of the terms' magnitudes. The numbers of tokens times ``derivatives`` are the gradient.
     """
 
     terms: Sequence[LossTerm]
@@ -31,11 +31,10 @@ class Measurement:
     is_per_token: bool = True
     derivatives: NDArray[np.float64] | float = 1.0
     others: NDArray[np.float64] | float = 0.0
-    """Magnitudes of further terms that were subtracted, which rounding errors are relative to as
-    well: [numbers]."""
+    """The magnitudes of terms that were subtracted, and that add to rounding errors: [numbers]."""
 
     bounds: tuple[float, float] | None = None
-    """Between which a sum over all tokens is clipped before it is observed."""
+    """The bounds to which a sum over all tokens is clipped before it is observed."""
 
     @property
     def context(self) -> StepContext:
@@ -49,19 +48,19 @@ class Measurement:
 
     @cached_property
     def magnitude(self) -> NDArray[np.float64]:
-        """The sum of the terms' magnitudes, which rounding errors are relative to: [numbers]."""
+        """The sum of the terms' magnitudes, which is the scale of rounding errors: [numbers]."""
         of_terms = np.sum([term.magnitudes for term in self.terms], axis=0)
         return self.reduced(of_terms) + self.others
 
     def reduced(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The numbers that weight · factor of all tokens give: [tokens] to [numbers]."""
+        """The numbers, [numbers], given the products weight · factor of all tokens, [tokens]."""
         if self.is_per_token:
             return products
         total: NDArray[np.float64] = products.sum(keepdims=True)
         return total if self.bounds is None else total.clip(*self.bounds)
 
     def of_term(self, term: LossTerm) -> Measurement:
-        """The rest that one term has to explain if all others are right."""
+        """The measurement of one term, from which all other terms are subtracted as expected."""
         return replace(
             self,
             terms=[term],
@@ -70,7 +69,7 @@ class Measurement:
         )
 
     def is_given_by(self, weights: NDArray[np.float64]) -> bool:
-        """Whether the only term has these weights, [tokens], in the tokens that can be seen."""
+        """Whether weights, [tokens], of the only term explain the numbers of visible tokens."""
         [term] = self.terms
         products = weights * term.factors
         magnitude = np.abs(products) + np.abs(weights) * term.rounding
@@ -81,11 +80,11 @@ class Measurement:
 
 @dataclass(frozen=True, eq=False)
 class ObservedWeights:
-    """The weights of tokens that a measurement of a single term shows."""
+    """The weights of tokens, given a measurement of a single term."""
 
     measurement: Measurement
     elsewhere: bool = False
-    """Whether some rank observed weights of the step, even if this one observed none."""
+    """Whether at least one rank observed weights of the step, even if this rank observed none."""
 
     @property
     def term(self) -> LossTerm:
@@ -99,7 +98,7 @@ class ObservedWeights:
 
     @cached_property
     def observed(self) -> NDArray[np.float64]:
-        """The weights, of a token whose factor is 0 its product: [tokens]."""
+        """The observed weights; for a token whose factor is 0, its product: [tokens]."""
         return self.term.weights_of(self.measurement.observed)
 
     @property
@@ -109,22 +108,22 @@ class ObservedWeights:
 
     @cached_property
     def active(self) -> NDArray[np.bool_]:
-        """Tokens whose expected weight is not 0, and can be seen: [tokens]."""
+        """Whether each token's expected weight is not 0 and can be observed: [tokens]."""
         return np.not_equal(self.expected, 0) & ~self.term.hidden
 
     @property
     def hidden_have_gradient(self) -> bool:
-        """Whether a token has a gradient whose loss has no derivative."""
+        """Whether a token has a gradient although the derivative of its loss is 0."""
         return bool(self.observed[self.term.hidden].any())
 
     @cached_property
     def ratios(self) -> NDArray[np.float64]:
-        """Observed / expected weights of the active tokens."""
+        """The ratios of observed to expected weights of the active tokens."""
         return self.observed[self.active] / self.expected[self.active]
 
     @cached_property
     def tolerance(self) -> float:
-        """The bound on the relative error of a weight, as large as that of any token."""
+        """The largest bound on the relative error of any active token's weight."""
         own = np.abs(self.term.products)[self.active]
         others = np.broadcast_to(self.measurement.others, self.expected.shape)[self.active]
         return self.measurement.tolerance * float((1 + others / own).max(initial=1.0))
@@ -136,7 +135,7 @@ class ObservedWeights:
 
     @cached_property
     def common_ratio(self) -> float | None:
-        """The ratio that all active tokens share, None if they differ or it is 0."""
+        """The ratio that all active tokens share; None if their ratios differ or are 0."""
         middle = self.middle
         amplification = np.broadcast_to(self.term.amplification, self.expected.shape)[self.active]
         bound = 2 * self.tolerance * amplification * abs(middle)

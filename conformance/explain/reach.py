@@ -1,7 +1,6 @@
-"""Whom a cause reaches: users of options, in the words that they type, or batches with rare facts.
+"""The users whom a cause reaches: those who set certain options, or train batches with rare facts.
 
-Of options and facts, those count that all findings of the cause share: what some of them can do
-without is no condition.
+Only options and facts that all findings of the cause share count; others are not needed for it.
 """
 
 from __future__ import annotations
@@ -47,10 +46,10 @@ RARE = (
     "where rewards of a prompt hardly differ",
     "where a rewarded response ends with a masked token",
 )
-"""Facts of a condition that an ordinary batch does not have."""
+"""Facts that an ordinary batch does not have."""
 
 IMPLIED = {NO_ACTIVE_TOKEN: (EMPTY_SAMPLE, MASKED_SAMPLE), MASKED_SAMPLE: (EMPTY_SAMPLE,)}
-"""Rare facts that another one says already."""
+"""For each rare fact, the rare facts that it implies."""
 
 OF_EVERY_STEP = ("dp", "mb")
 """Parts of layouts whose options every user sets."""
@@ -62,11 +61,11 @@ Need = Callable[["Collection[str]", int, "Mapping[str, Sequence[str]]"], bool]
 """`Evidence.needs_layout` or `Evidence.needs_loss`."""
 
 Choice = tuple[str, ...]
-"""The words that a user types to choose something."""
+"""The options that a user types to choose a mode, an objective or a layout."""
 
 
 class Reaching:
-    """Tells whom causes reach."""
+    """Determines the users whom causes reach."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class Reaching:
         self._table = table
         self._chosen_by = chosen_by
         self._holds: dict[Choice, int] = defaultdict(int)
-        """The terms of the findings that make each choice, and each part of one."""
+        """The terms of the findings that set each choice of options, and each single option."""
         for finding in findings:
             bits = table.bits.get(finding.id, 0)
             choices = (*_of_the_loss(finding, chosen_by), _of_the_layout(finding, chosen_by))
@@ -86,9 +85,9 @@ class Reaching:
                 self._holds[choice] |= bits
 
     def of(self, cause: Cause, findings: Sequence[Finding]) -> Reach:
-        """Users who set what all findings share, and train batches with the rare facts of all.
+        """The options and rare facts that all findings of a cause share.
 
-        Where each finding needs an option of its own, it is those who set one of them.
+        If findings share no option but each needs one, users must set one of these options.
         """
         claims = sum(self._table.bits.get(finding.id, 0) for finding in findings)
         evidence = Evidence(self._table, claims, self._absent(cause))
@@ -99,7 +98,7 @@ class Reaching:
         layouts = [_of_the_layout(one, self._chosen_by) for one in findings]
         for option in _shared(layouts):
             needs |= self._needed([(option,)], evidence.needs_layout, claims)
-        # What else is rare in the steps that have a condition may only come with it.
+        # If the condition has rare facts, other rare facts of its steps may just accompany them.
         rare = rare_of(supposed_of(cause)) or rare_of(evidence.shown())
         return Reach(
             options=[*needs],
@@ -115,7 +114,7 @@ class Reaching:
         return self._table.trained if is_failure else self._table.right
 
     def _needed(self, choices: Sequence[Choice], needs: Need, claims: int) -> dict[str, bool]:
-        """The options that all choices share, or else one choice; and whether it is needed."""
+        """Whether each option that all choices share is needed; without one, the alternatives."""
         common = _shared(choices)
         if not common and all(choices):
             several = sorted({*choices}, key=lambda choice: (len(choice), choice))
@@ -128,45 +127,46 @@ class Reaching:
         }
 
     def _is_needed(self, options: Collection[str], holds: int, needs: Need, claims: int) -> bool:
-        """Whether one of some options matters; without claims, nothing tells."""
+        """Whether the cause needs one of ``options``; False if there are no claims as evidence."""
         return bool(claims) and needs(options, holds, self._chosen_by)
 
 
 def supposed_of(cause: Cause) -> list[str]:
-    """The facts of a cause's condition, shown and not."""
+    """The facts of a cause's condition, both shown and untested."""
     return [*cause.condition, *cause.untested]
 
 
 def rare_of(facts: Iterable[str]) -> list[str]:
-    """The rare ones of some facts, each once, without those that another one says already."""
+    """The rare facts among some facts, each once, without facts that another rare fact implies."""
     rare = [fact for fact in dict.fromkeys(facts) if fact in RARE]
     implied = {*chain.from_iterable(IMPLIED.get(fact, ()) for fact in rare)}
     return [fact for fact in rare if fact not in implied]
 
 
 def _shared(choices: Sequence[Choice]) -> list[str]:
-    """The options that all choices have in common, in the order of the first."""
+    """The options that all choices share, in the order of the first choice."""
     first, *others = choices
     return [option for option in first if all(option in each for each in others)]
 
 
 def _either(choices: Sequence[Choice]) -> str:
-    """One of several choices, in words."""
+    """The alternatives among several choices, in words."""
     named = [" ".join(choice) for choice in choices[:NAMED_CHOICES]]
     more = len(choices) - len(named)
     return " or ".join([*named, *([f"{more} more"] if more else [])])
 
 
 def options(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
-    """The options that train the step of a finding, besides those that everybody types."""
+    """The options that train a finding's step, without options that every user sets."""
     choices = (*_of_the_loss(finding, chosen_by), _of_the_layout(finding, chosen_by))
     return [*dict.fromkeys(chain.from_iterable(choices))]
 
 
 def _of_the_loss(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> tuple[Choice, Choice]:
-    """The options of the mode, and those of the objective.
+    """The options of the mode, and the options of the objective.
 
-    No mode changes advantages, and whatever the bounds of clipping, ratios are not 1.
+    The mode is left out for computed advantages, which do not depend on it. The clipped policy loss
+    is left out as an objective, since ratios differ from 1 whatever its options are.
     """
     objective = OBJECTIVES.get(finding.identity.slug, Objective.POLICY)
     modes = () if objective in FROM_REWARDS else (finding.mode,)
@@ -183,9 +183,9 @@ def _of_the_layout(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> 
 
 
 def _typed(parts: Iterable[str], chosen_by: Mapping[str, Sequence[str]]) -> Choice:
-    """The options that choose these, without those that every user sets.
+    """The options that choose parts, without options that every user sets.
 
-    A kind of parallelism that these alone choose is named.
+    A kind of parallelism that only such options choose is given in words.
     """
     of_every_step = {
         option

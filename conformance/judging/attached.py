@@ -24,8 +24,8 @@ def judge_attached(
 ) -> Judgement:
     """Judge whether any gradient reached the attached column; exactly 0 is right.
 
-    The error `RETAINED` shows that a gradient reached the column, whose graph micro-batches share.
-    Any other crash shows only that the framework cannot be given the column with a gradient.
+    Micro-batches share the column's graph, so the error `RETAINED` shows that a gradient reached
+    it. Any other crash shows only that the framework does not accept a column with a gradient.
     """
     column = job.attached
     if isinstance(outcome, Ran):

@@ -128,7 +128,7 @@ def judge_by_conventions(
 def _mask_judgement(
     other: Judgement, masks: dict[str, Convention], description: Description
 ) -> Judgement:
-    """A judgement by other masks: a conforming one is advice if the adapter declares a mask."""
+    """The judgement under other masks; advice if it conforms and the adapter declares a mask."""
     changed = next((masks[name] for name in masks if name in description.declared), None)
     if changed is None or other.verdict is not Verdict.CONFORMS:
         return other
@@ -175,22 +175,22 @@ class _Judged:
     description: Description
 
     def declaring(self, declared: dict[str, Convention]) -> _Judged:
-        """The same observations, with other conventions declared."""
+        """A copy with the same observations, in which other conventions are declared."""
         return replace(self, description=_declaring(self.description, declared))
 
     def judged_by(
         self, declared: dict[str, Convention], judging: Judging = judge_measurements
     ) -> Judgement:
-        """The judgement by other conventions."""
+        """The judgement if other conventions are declared."""
         description = _declaring(self.description, declared)
         return self.judge(self.job, self.observations, description, judging)
 
     def verdict_by(self, declared: dict[str, Convention]) -> Verdict:
-        """The verdict by other conventions, without an explanation."""
+        """The verdict if other conventions are declared, without an explanation."""
         return self.judged_by(declared, verdict_alone).verdict
 
     def is_right_by(self, declared: dict[str, Convention]) -> bool:
-        """Whether everything is right by other conventions."""
+        """Whether all numbers conform if other conventions are declared."""
         return self.verdict_by(declared) is Verdict.CONFORMS
 
     def judgement(self) -> Judgement:
@@ -286,7 +286,7 @@ def _deliberate(judgement: Judgement, description: Description) -> Judgement | N
 
 
 def _pooling(spec: CheckSpec, description: Description) -> Iterator[dict[str, Convention]]:
-    """Yield the conventions of a check with one or all of its means of means pooled."""
+    """Yield a check's conventions with one or several of its means of means pooled."""
     cut = {
         name: convention
         for name in _conventions_of(spec, description)

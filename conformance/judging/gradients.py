@@ -169,7 +169,7 @@ def judge_router(
         for index in range(len(job.steps))
     ]
     judged = judging(measurements, _error, _wrong_coefficient)
-    judgement = replace(judged, expected=())  # other tokens count here than in other findings
+    judgement = replace(judged, expected=())  # a router also counts prompt tokens
     routed = sum(one.routed for one in observations[job.layout.last_stage])
     if judgement.verdict is Verdict.CONFORMS:
         return judgement
@@ -209,7 +209,7 @@ def _router_term(of_step: StepContext) -> LossTerm:
 
 
 def _routed(step: Step) -> int:
-    """The tokens of a step that a router sees."""
+    """The number of tokens of a step that a router sees, including prompts."""
     return int((step.prompt_lengths + step.response_lengths).sum())
 
 

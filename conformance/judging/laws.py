@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     Gradients = NDArray[np.float64]
     Run = tuple[Job, Sequence[Observation]]
     Changes = dict[str, tuple[float, float]]
-    """The numbers of each name before and after."""
+    """For each name of a number that a change alters, its values before and after the change."""
 
 
 MOST_NAMED = 3
@@ -69,7 +69,7 @@ def changed_gradient(before: Run, after: Run, description: Description) -> Chang
 def differing_gradients(
     before: Run, after: Run, description: Description, tolerance: float
 ) -> tuple[Gradients, Gradients] | None:
-    """The gradients, by rank, of tokens that are in both steps; None if they are equal."""
+    """The two steps' gradients, by rank, of the tokens that both have; None if they are equal."""
     old, new = (_gradient_by_name(*run, description) for run in (before, after))
     common = sorted(old.keys() & new.keys())
     one, other = (np.array([of[name] for name in common]) for of in (old, new))
@@ -121,8 +121,8 @@ def is_same(one: float, other: float, tokens: int, dtype: str) -> bool:
 def steady_numbers(job: Job, runs: Sequence[Sequence[Observation]], dtype: str) -> frozenset[str]:
     """The names of logged numbers that depend on the values of a batch and on nothing else.
 
-    ``runs`` are a job, the job with other values, and the job again. The last run tells times,
-    which differ in every run; counts differ in no run.
+    ``runs`` are a job, the job with other values, and the job again. Times differ in every run, and
+    counts in none, so both are left out.
     """
     first, with_other_values, again = runs
     moved = changed_numbers(job, first, with_other_values, dtype).keys()
@@ -139,7 +139,7 @@ def _pairs(
 
 
 def _logged(run: Sequence[Observation]) -> dict[str, list[float]]:
-    """The numbers that the ranks log, by name and rank by rank."""
+    """The numbers that the ranks log, by name; for each name, one rank after the other."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for one in run:
         for name, numbers in one.logged.items():

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     ErrorOf = Callable[[Measurement], float | None]
     Wrong = Callable[[Explained], "Judgement"]
     Judging = Callable[[Sequence[Measurement], ErrorOf, Wrong], "Judgement"]
-    """Judges measurements: `judge_measurements`, or `verdict_alone`."""
+    """A function that judges measurements: `judge_measurements` or `verdict_alone`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Judgement:
     verdict: Verdict
     error: float | None = None
     tolerance: float | None = 0.0
-    """None where nothing was measured."""
+    """The bound on the error; None if nothing was measured."""
 
     agreement: float | None = None
     """`conformance.findings.badness.agreement`, for a mismatch."""
@@ -158,7 +158,7 @@ def _worst(
     worst = Judgement(verdict=Verdict.CONFORMS)
     for explained in judged:
         one = explained.measurement
-        # Where all advantages are 0, a skipped step has the right gradient by accident.
+        # If all advantages are 0, a skipped step has the right gradient only by accident.
         is_lost = one.context.is_skipped and one.is_per_token
         error = None if is_lost else error_of(one)
         if error is None or not error <= one.tolerance:

@@ -61,7 +61,7 @@ def judge_law(
     if law is AGAIN:
         jobs.run(with_other_values(LAWS["longer_prompt"].after(job)))
         after = jobs.run(job)
-    # The case has other expected weights than the changed step.
+    # The changed step's expected weights are not those of its case, so they are not compared.
     judged = replace(of_gradient(cell, after), expected=())
     is_right = judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
     if not is_right and _is_right_before(cell, before, of_gradient):

@@ -241,7 +241,7 @@ def _describe(adapter: Adapter, source: Source) -> tuple[Description | None, str
     with ProcessPoolExecutor(1, mp_context=context, initializer=keep_quiet) as executor:
         try:
             return executor.submit(_load, adapter, source).result(), None
-        except Exception as error:  # a framework may raise anything, or end its process
+        except Exception as error:  # a framework may raise anything or exit
             return None, f"cannot be loaded: {type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""The file with the task of a run: one of the two versions that a review compares."""
+"""The task file of a run in a review, which compares the runs of two versions."""
 
 from __future__ import annotations
 

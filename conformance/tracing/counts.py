@@ -31,10 +31,10 @@ ON_STORAGE = "aten.set_."
 """The operation that gives a tensor a storage, such as one sent by another process."""
 
 SHARED = 3
-"""How many innermost frames of a read are compared with the frames of the number's user."""
+"""The number of innermost frames of a read that are compared with those of the number's user."""
 
 CLOSE = 8
-"""How many innermost frames of a number's user are compared with the frames of a read."""
+"""The number of innermost frames of a number's user that are compared with those of a read."""
 
 SMALL = 8
 """The size of the largest tensor that Python numbers are searched in, and the largest number that
@@ -115,7 +115,7 @@ class Entry(NamedTuple):
 
 
 class Made(NamedTuple):
-    """How an entry was made, and the entries or Python numbers that are its parts."""
+    """The operation that made an entry, and its parts, which are entries or Python numbers."""
 
     how: How
     parts: Sequence[Entry | float]
@@ -142,7 +142,7 @@ class Unfolding:
         return Count(number, None, made.how, parts=parts, shares=tuple(made.shares))
 
     def _read(self, entry: Entry) -> Made:
-        """How a Python number, or a tensor of such numbers, was made of tensors that were read."""
+        """Unfolds a Python number, or a tensor of such, into the tensors it was read from."""
         sources = [*self._sources(entry.value, entry.node)]
         if sources:
             known = (one for one in sources if self._is_known(one))
@@ -249,7 +249,7 @@ Operands = list[list[Entry]]
 
 
 def _of_product(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """A product or quotient of one entry of each operand, or of an entry and a number.
+    """Explains a value as a product or quotient of one entry of each operand and of numbers.
 
     A quotient may be rounded down.
     """
@@ -271,7 +271,7 @@ def _of_product(value: float, operands: Operands, operation: Operation) -> Made 
 
 
 def _of_rounding(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """A rounding of the given value, or its conversion to an integer."""
+    """Explains a value as another value, rounded or converted to an integer."""
     rounded = (one for one in operands[0] if value.is_integer() and abs(one.value - value) < 1)
     return next((Made(How.ROUNDED, [one], [1.0]) for one in rounded if one.value != value), None)
 
@@ -282,13 +282,13 @@ def _of_reciprocal(value: float, operands: Operands, operation: Operation) -> Ma
 
 
 def _of_clamp(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """A clamp, which may have changed the value."""
+    """Explains a value as a clamped entry, which may have had another value."""
     kept = [one for one in operands[0] if is_close(one.value, value)]
     return Made(How.CLAMP, (kept or operands[0])[:1])
 
 
 def _of_whole(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """A sum or mean of all entries of an operand."""
+    """Explains a value as the sum or mean of all entries of an operand."""
     whole = operands[0][-1]
     if is_close(whole.value, value):
         return Made(How.SUM, [whole], [1.0])
@@ -297,7 +297,7 @@ def _of_whole(value: float, operands: Operands, operation: Operation) -> Made | 
 
 
 def _of_sum(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """A sum or difference of one entry of each operand, or of an entry and a number."""
+    """Explains a value as a sum or difference of one entry of each operand, or with a number."""
     sign = -1.0 if _kind(operation) == "sub" else 1.0
     parts: list[Entry | float] = [one[0] for one in operands]
     parts += [one for one in operation.numbers[:1] if len(operands) == 1]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     """A simple statement, or an expression in the header of a compound one."""
 
     Other = tuple[ast.AST, ast.AST, str]
-    """A part of a statement, what may have been meant instead, and that in words."""
+    """A node of a statement, the node that replaces it in an edit, and the edit in words."""
 
 CONFUSED = (
     *(("max", "min"), ("amax", "amin"), ("argmax", "argmin"), ("maximum", "minimum")),
@@ -383,7 +383,7 @@ def _may_be_meant(one: str, text: str, kinds: Mapping[str, str]) -> bool:
 
 
 def _weighted(node: ast.AST, kinds: Mapping[str, str]) -> Iterator[Other]:
-    """Yield edits of a sum or mean to a mean over a mask."""
+    """Yield edits that replace a sum or mean by a mean over a mask."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return
     summed = node.func.value

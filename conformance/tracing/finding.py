@@ -92,7 +92,7 @@ def traces_of_causes(
     plan = settings.plan
     cells = {
         cell.id: cell
-        for cell in (*plan.cells(), *plan.chosen_of_cases)  # a quick plan lacks some of the latter
+        for cell in (*plan.cells(), *plan.chosen_of_cases)  # a quick plan lacks chosen cells
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
     jobs, several = prover.trials.jobs, [*causes]
@@ -123,11 +123,11 @@ def traces_of_causes(
             for cell, trace in chosen:
                 if folder is not None:
                     file.write(trace, folder)
-                yield cell.id, trace.of_cause  # a run may be ended before its lines are proven
+                yield cell.id, trace.of_cause  # in case the run ends before lines are proven
                 others = [one for one in of_cause if one is not cell]
                 lines = prover.proven(trace, [cell, *others])
                 yield cell.id, replace(trace, suspects=lines).of_cause
-        except StartError:  # after a crash the framework could not be loaded again
+        except StartError:  # the framework could not be reloaded after a crash
             return
 
 

@@ -51,7 +51,7 @@ class Node(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """The size of the token's value in a tensor, and its place among the entries of a small one."""
+    """The size of the token's value in a tensor and, if the tensor is small, the entry's place."""
 
     size: float
     place: int | None = None
@@ -264,7 +264,7 @@ class Graph:
 
     @property
     def ends(self) -> Iterator[Node]:
-        """Yield, for each rank, the node of the read gradient that holds the token's value."""
+        """Yield, for each rank, the first gradient with the token's value that adapters read."""
         for rank, trace in enumerate(self.traces):
             for place in trace.gradients:
                 if self.painted.get(Node(rank, place)):

@@ -67,9 +67,9 @@ class OrdinaryRun:
 def counts_placed(
     run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]
 ) -> dict[str, Entries]:
-    """By name, the values that the entries need, given the weights that each entry's mark changes.
+    """The values that would make all weights right, by the name of the reference's count.
 
-    Empty if a wrong weight depends on no entry.
+    The marks show which entry each weight depends on. Empty if a wrong weight depends on no entry.
     """
     needed: dict[EntryPlace, Named] = {}
     for rank, token in np.argwhere(run.observed * run.expected):
@@ -102,7 +102,10 @@ def moves(run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]) -> bool:
 
 
 def _marked(ratio: float, held: Entries) -> tuple[EntryPlace | None, bool]:
-    """The entry whose mark changed a weight by a ratio, if any, and whether the mark multiplies."""
+    """The entry whose mark changed a weight by ``ratio``, if any.
+
+    The second value says whether the weight is multiplied, not divided, by the entry.
+    """
     multiplies = abs(ratio) > 1
     mark = abs(ratio) if multiplies or not ratio else 1 / abs(ratio)
     rank, index = divmod(round(mark), MARKS) if np.isfinite(mark) else (0, 0)

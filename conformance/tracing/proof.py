@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from conformance.tracing.trace import Trace
 
     _Named = tuple[Hypothesis, str]
-    """A hypothesis that holds, with the name of the value that was needed."""
+    """A hypothesis with which findings conform, and the name of the needed value."""
 
 MOST_TRIED = 12
 """The most hypotheses that are tried for a cause."""
@@ -103,7 +103,7 @@ class Prover:
 
 @dataclass
 class _Proof:
-    """Tries hypotheses about the lines of one trace on findings of its cause."""
+    """Tries the hypotheses about the lines of one trace on the findings of its cause."""
 
     trials: Trials
     trace: Trace
@@ -277,7 +277,7 @@ class _Proof:
             placed = counts_placed(run, ran.held, self.trials.weights(run.cell, ran.observations))
             # Counts of parts on one rank may equal those of the step.
             same = {name: each for name, each in of_parts.items() if each in placed.values()}
-            found = {**placed, **same} if placed else of_parts  # marks in a sum cannot be separated
+            found = {**placed, **same} if placed else of_parts  # marks of a sum are ambiguous
         return {name: replace(one.replacement, entries=each) for name, each in found.items()}
 
     def _note(self, one: Hypothesis, held: Entries, counts: Mapping[str, OfRanks]) -> None:

@@ -107,7 +107,10 @@ def trace_advantage(
 def _wrong_weight(
     found: Sequence[TracedAdvantage], job: Job, pool: RankPool, token: Token | None
 ) -> TracedJob | None:
-    """A token's weight with given advantages, if its error is the only error in computed ones."""
+    """The trace of a token's weight, if the weight alone explains the wrong computed advantages.
+
+    The weight is measured in a job with given advantages.
+    """
     factors = [one.observed / one.expected for one in found if abs(one.expected) > one.tolerance]
     if not factors or not any(one.is_wrong for one in found):
         return None
@@ -151,7 +154,7 @@ def _telling(traced: TracedAdvantage) -> tuple[bool, bool, float]:
 
 
 def _advantages(job: Job, column: Column, ran: Ran, pool: RankPool) -> Iterator[TracedAdvantage]:
-    """Yield the tokens of a painted job that have a weight."""
+    """Yield the advantage of each token with a weight, in a job with a painted reward or value."""
     description = pool.description
     contexts = [
         step_context(job, index, ran.observations, description) for index in range(len(job.steps))

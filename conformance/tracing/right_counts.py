@@ -138,7 +138,7 @@ UNITS = {
 
 
 def _parts(context: StepContext, place: int) -> Iterator[tuple[float, str]]:
-    """Yield the tokens of the sample, rank and micro-batch that hold the token."""
+    """Yield the numbers of tokens in the sample, rank and micro-batch that hold the token."""
     held = context.placement
     yield float(context.counted[context.sample[place]]), "its sample"
     if held is None:

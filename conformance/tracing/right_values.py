@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from conformance.expected.step_context import StepContext
 
     Entries = tuple[tuple[tuple[float, ...], ...], ...]
-    """By rank, and by how often the line has asked."""
+    """The entries of a line's value: for each rank, for each call, the entries."""
 
     OfRanks = Sequence[Sequence[float]]
-    """The values of the parts that each rank has, in their order."""
+    """For each rank, the values of the parts that it holds, in order."""
 
     Masks = Sequence[Sequence[NDArray[np.bool_]]]
-    """The tokens of these parts."""
+    """For each rank, the masks of the tokens in the parts that it holds, in order."""
 
 OF_MICRO_BATCH = "of a micro-batch on its rank"
 OF_RANK = "of a rank"
@@ -65,11 +65,11 @@ class LeftOut(NamedTuple):
 
     @property
     def words(self) -> str:
-        """The parts as a reason to blame the line."""
+        """The reason, in words, to blame the line that leaves out the parts."""
         return f"as {self.parts} part{' is' if self.parts == 1 else 's are'} not counted here"
 
     def makes(self, had: float, needed: float | None) -> bool:
-        """Whether a wrong count is the sum of the counted parts, and the right one that of all."""
+        """Whether the wrong count sums the counted parts, and the right count sums all parts."""
         return needed is not None and is_close(self.counted, had) and is_close(self.right, needed)
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from conformance.tracing.trace import Trace
 
     Meant = Callable[[str, Unit, Mapping[str, str]], Iterator[Edited]]
-    """Yields edits of a statement of a file, whose function can read values of some kinds."""
+    """A function that yields edits of a statement, given its file and the kinds of its values."""
 
 
 class Statement(NamedTuple):

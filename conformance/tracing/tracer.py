@@ -72,7 +72,7 @@ def trace(
 
 
 def recorded(traced: _Traced | Crashed | Declined, pool: RankPool) -> _Traced | Crashed | Declined:
-    """The traced job with its operations, if it ran."""
+    """The traced job with its recorded operations; its failure if it does not run."""
     if not isinstance(traced, TracedJob):
         return traced
     ran = pool.run(replace(traced.job, is_recorded=True))
@@ -302,7 +302,7 @@ class _ToLog(_Tracer):
         )
 
     def _trains(self, step_index: int, place: int) -> bool:
-        """Whether the token's weight in the gradient of the ordinary run is right."""
+        """Whether the token has the right weight in the gradient of the unchanged run."""
         if not any(one.token_weights for one in self.ordinary):
             return False
         right = float(self._context(step_index).expected[place])

@@ -1,9 +1,9 @@
 """Known mistakes in the advantages that a framework computes from rewards.
 
-Each is the estimator of `reference.advantages` on wrong rewards, groups, tokens or constants, or
-whitened by the mean and variance of other tokens. A batch that is reordered between the critic's
-forward pass and the estimator has its values in wrong rows. Nothing predicts the order: it is the
-one by which observed advantages come about.
+Each mistake is the estimator of `reference.advantages` on wrong rewards, groups, tokens or
+constants, or with whitening by the mean and variance of wrong tokens. If a batch is reordered
+between the critic's forward pass and the estimator, values are in wrong rows. The order cannot be
+predicted, so the order that best explains the observed advantages is used.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ known(
 )
 
 LARGEST = 2**20
-"""Advantages of the largest batch, times its samples, that are compared by donor."""
+"""The most tokens times samples of a batch for which the donors of values are searched."""
 
 OTHER_SET = {TokenSet.ACTIVE: TokenSet.RESPONSE, TokenSet.RESPONSE: TokenSet.ACTIVE}
 
 
 def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
-    """Yield names and advantages, [tokens], with each mistake that an estimator may have."""
+    """Yield each mistake that an estimator may have, with its advantages: [tokens]."""
     if estimate.objective in OF_GROUPS:
         yield from wrong_groups(estimate, placement)
     else:
@@ -101,13 +101,13 @@ def _of_discounts(estimate: Estimate) -> Iterator[Wrong]:
 
 
 def _other_tokens(estimate: Estimate, convention: str) -> Values:
-    """The advantages if a convention of the estimator is about the other set of tokens."""
+    """The advantages if a convention of the estimator used the other set of tokens."""
     other = OTHER_SET[getattr(estimate.conventions, convention)]
     return estimate.by(**{convention: other})
 
 
 def _rewards_on(estimate: Estimate) -> Values:
-    """The rewards of samples, 0 where the last rewarded token is none that is gone through: [N]."""
+    """The samples' rewards, 0 if the rewarded token is not part of the recursion: [N]."""
     rollouts = estimate.rollouts
     last = rollouts.last(estimate.conventions.rewarded)
     kept = np.zeros(len(rollouts.rewards), np.bool_)
@@ -135,9 +135,9 @@ def _of_whitening(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wro
 
 
 def _of_copies(estimate: Estimate) -> Iterator[Wrong]:
-    """Yield advantages whose variance counts copies of tokens, which have the same mean.
+    """Yield advantages whose variance counts each token several times; the mean stays the same.
 
-    Rewards at masked tokens may be lost besides, which changes more.
+    Rewards at masked tokens may be lost as well, a mistake that changes advantages more.
     """
     lost = replace(estimate.rollouts, rewards=_rewards_on(estimate))
     is_lost = (lost.rewards != estimate.rollouts.rewards).any()
@@ -150,7 +150,7 @@ def _of_copies(estimate: Estimate) -> Iterator[Wrong]:
 
 
 def _of_padding(estimate: Estimate) -> Iterator[Wrong]:
-    """Yield means over rows that are padded with zeros to the longest response."""
+    """Yield advantages whitened by a mean that counts padding to the longest response as zeros."""
     raw, rollouts, conventions = estimate.raw, estimate.rollouts, estimate.conventions
     lengths, chosen = np.bincount(rollouts.sample), rollouts.tokens(conventions.whitened)
     name = "padding_whitened"
@@ -162,7 +162,7 @@ def _of_padding(estimate: Estimate) -> Iterator[Wrong]:
 
 
 def _of_parts(estimate: Estimate, part: NDArray[np.int64]) -> Values:
-    """The advantages whitened in each part of the batch alone."""
+    """The advantages, whitened separately in each part of the batch."""
     found, raw, rollouts = np.zeros_like(estimate.raw), estimate.raw, estimate.rollouts
     for number in np.unique(part):
         outside = part != number
@@ -176,16 +176,16 @@ def _of_parts(estimate: Estimate, part: NDArray[np.int64]) -> Values:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _ValueRows:
-    """Samples as rows of one width, in which responses start at a place each, [N]."""
+    """Samples as rows of one width; the response of each starts at a given column, [N]."""
 
     estimate: Estimate
     starts: Samples
     width: int
     reads_padding: bool
-    """Whether the estimator goes on behind a sample."""
+    """Whether the estimator continues past the end of a sample into padding."""
 
     def raw(self, donors: Samples) -> Values:
-        """GAE of all tokens with the values of the donor's row for every sample's, [N]."""
+        """GAE of all tokens if each sample has the values of its donor; ``donors`` are [N]."""
         estimate, rollouts = self.estimate, self.estimate.rollouts
         first = np.searchsorted(rollouts.sample, np.arange(len(donors)))[rollouts.sample]
         place = self.starts[rollouts.sample] + np.arange(len(first)) - first
@@ -211,9 +211,9 @@ class _ValueRows:
 def values_of_others(
     estimate: Estimate, placement: BatchPlacement, observed: Values
 ) -> Iterator[tuple[str, Values, tuple[str, ...]]]:
-    """Yield the mistake, the advantages, [tokens], that it gives, and the mistakes on top of it.
+    """Yield the mistake, its advantages, [tokens], and the names of mistakes made together with it.
 
-    ``observed`` are advantages, NaN where they cannot be seen. What is yielded may not fit them.
+    ``observed`` are advantages, NaN where they cannot be seen. The yielded ones may not fit them.
     """
     rollouts = estimate.rollouts
     in_order = np.arange(len(rollouts.rewards))
@@ -227,9 +227,9 @@ def values_of_others(
 
 
 def _rows(estimate: Estimate, placement: BatchPlacement) -> Iterator[_ValueRows]:
-    """Yield the rows that samples may be in; none if the estimator skips masked tokens.
+    """Yield the possible layouts of samples in rows; none if the estimator skips masked tokens.
 
-    It then has no value of what is behind a sample.
+    An estimator that skips masked tokens never reads a value past the end of a sample.
     """
     if estimate.conventions.transitions is TokenSet.ACTIVE:
         return
@@ -240,7 +240,7 @@ def _rows(estimate: Estimate, placement: BatchPlacement) -> Iterator[_ValueRows]
 
 
 def _donors(rows: _ValueRows, observed: Values) -> Samples:
-    """The sample whose values fit a sample's advantages best, for each, itself if any does: [N]."""
+    """For each sample, the sample whose values best explain its advantages, or itself: [N]."""
     sample, seen = rows.estimate.rollouts.sample, np.isfinite(observed)
     samples = len(rows.estimate.rollouts.rewards)
     by_donor = np.stack([rows.raw(np.full(samples, donor)) for donor in range(samples)])
@@ -256,7 +256,7 @@ def _donors(rows: _ValueRows, observed: Values) -> Samples:
 
 
 def _errors(off: Values, seen: NDArray[np.bool_], sample: Samples) -> Values:
-    """The largest error of a sample's tokens by each donor, given those of tokens: [N, N]."""
+    """The largest error of each sample's tokens for each donor, [N, N], given tokens' errors."""
     largest = np.zeros((len(off), len(off)))
     for of_donor, so_far in zip(np.abs(off), largest, strict=True):
         np.maximum.at(so_far, sample[seen], of_donor[seen])
@@ -266,9 +266,10 @@ def _errors(off: Values, seen: NDArray[np.bool_], sample: Samples) -> Values:
 def _whitened_as(
     observed: Values, by_donor: Values, longest: NDArray[np.bool_]
 ) -> Iterator[Values]:
-    """Yield advantages by donor, [N, tokens], as whitened if one sample has a certain donor.
+    """Yield whitened advantages by donor, [N, tokens], for each assumed donor of one sample.
 
-    Whitening multiplies all by one number and adds another, which the sample of most tokens tells.
+    Whitening multiplies all advantages by one number and adds another. Both numbers are fitted to
+    the longest sample, given its assumed donor.
     """
     for raw in by_donor:
         design = np.stack([raw[longest], np.ones(int(longest.sum()))], axis=1)

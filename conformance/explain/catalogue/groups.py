@@ -1,7 +1,7 @@
 """Known mistakes in comparing the rewards of a prompt's samples.
 
-Each is an estimator of `reference.advantages` on wrong groups or by another convention, or divides
-by a wrong statistic of the rewards.
+Each mistake is an estimator of `reference.advantages` on wrong groups or under another convention,
+or uses a wrong statistic of the rewards.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ ANSWERS: dict[str, dict[StrEnum, str]] = {
     },
     "deviation": {Deviation.UNBIASED: "unbiased_std", Deviation.BIASED: "biased_std"},
 }
-"""Conventions of comparing rewards on which frameworks differ: the name of each answer."""
+"""Conventions of comparing rewards on which frameworks differ, with a name for each answer."""
 
 OF_ESTIMATORS = {
     "compared": "compared",
@@ -76,7 +76,7 @@ OF_ESTIMATORS = {
     "missing_rewards": "missing",
     "deviation": "deviation",
 }
-"""Their names in `EstimatorConventions`."""
+"""The fields of `EstimatorConventions` for the conventions in `ANSWERS`."""
 
 known(
     {
@@ -122,11 +122,11 @@ DIVIDED_BY_STD = (
 """Estimators that divide by the standard deviation of a prompt's rewards."""
 
 LEAVING_OUT = (Objective.LEAVE_ONE_OUT, Objective.OTHERS_NORMALISED)
-"""Estimators that compare a reward with the others of its prompt."""
+"""Estimators whose baseline for a reward excludes the reward itself."""
 
 
 def wrong_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
-    """Yield names and advantages, [tokens], with each mistake in comparing a prompt's rewards."""
+    """Yield each mistake in comparing a prompt's rewards, with its advantages: [tokens]."""
     rollouts = estimate.rollouts
     yield "groups_merged", estimate.having(groups=np.zeros_like(rollouts.groups))
     runs = np.cumsum(np.diff(rollouts.groups, prepend=rollouts.groups[:1]) != 0)
@@ -140,7 +140,7 @@ def wrong_groups(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wron
 
 
 def _of_fixed_sizes(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wrong]:
-    """Yield advantages of groups of as many samples as the largest has, cut out of the batch.
+    """Yield advantages if the batch is cut into groups of the size of its largest group.
 
     Samples left over at the end form a group of their own, or have a mean and deviation of 0.
     """
@@ -164,7 +164,7 @@ def _of_fixed_sizes(estimate: Estimate, placement: BatchPlacement) -> Iterator[W
 
 
 def _parts(estimate: Estimate, placement: BatchPlacement) -> Iterator[NDArray[np.int64]]:
-    """Yield the part of a batch that each sample is in: one for all, or that of a rank."""
+    """Yield ways to divide a batch's samples into parts: one part, or a part for each rank."""
     yield np.zeros_like(estimate.rollouts.groups)
     if placement.dp_rank is not None:
         ranks = _of_samples(placement.dp_rank, estimate)
@@ -172,7 +172,10 @@ def _parts(estimate: Estimate, placement: BatchPlacement) -> Iterator[NDArray[np
 
 
 def _orders(estimate: Estimate, placement: BatchPlacement) -> Iterator[NDArray[np.int64]]:
-    """Yield orders of samples: as given, and prompts of more tokens first, as ranks are dealt."""
+    """Yield orders of samples: as given, and prompts with more tokens first.
+
+    Frameworks distribute samples over ranks in the latter order.
+    """
     groups, sample = estimate.rollouts.groups, estimate.rollouts.sample
     yield np.arange(len(groups))
     if placement.prompt_lengths is not None:
@@ -181,14 +184,14 @@ def _orders(estimate: Estimate, placement: BatchPlacement) -> Iterator[NDArray[n
 
 
 def _of_samples(of_tokens: NDArray[np.int64], estimate: Estimate) -> NDArray[np.int64]:
-    """The value of the first token of each sample: [N]."""
+    """The value of each sample's first token: [N]."""
     first = np.searchsorted(estimate.rollouts.sample, np.arange(len(estimate.rollouts.rewards)))
     found: NDArray[np.int64] = of_tokens[first]
     return found
 
 
 def _of_conventions(estimate: Estimate) -> Iterator[Wrong]:
-    """Yield advantages by each answer that is not the framework's."""
+    """Yield advantages under each answer to a convention that is not the framework's answer."""
     for name_of_all, answers in ANSWERS.items():
         convention = OF_ESTIMATORS[name_of_all]
         for answer, name in answers.items():
@@ -197,7 +200,7 @@ def _of_conventions(estimate: Estimate) -> Iterator[Wrong]:
 
 
 def _of_statistics(estimate: Estimate) -> Iterator[Wrong]:
-    """Yield mistakes in the baseline and in the divisor of a reward."""
+    """Yield mistakes in the baseline and the divisor of rewards, with their advantages."""
     peers, divisor = estimate.peers, _divisor(estimate)
     yield "baseline_left_out", _raw(estimate, np.zeros(len(peers.rewards)), divisor)
     if estimate.objective in DIVIDED_BY_STD:
@@ -208,7 +211,7 @@ def _of_statistics(estimate: Estimate) -> Iterator[Wrong]:
     largest = int(sampled.of_group(len).max())
 
     def filled(rewards: Values) -> Values:
-        """Rewards with zeros up to the size of the largest group."""
+        """A group's rewards, filled with zeros up to the size of the largest group."""
         missing = largest - len(rewards) - (estimate.objective in LEAVING_OUT)
         return np.pad(rewards, (0, max(missing, 0)))
 
@@ -223,7 +226,7 @@ def _mean(rewards: Values) -> float:
 
 
 def _statistic(estimate: Estimate, statistic: Statistic) -> Values:
-    """A statistic of the rewards that the estimator compares a sample's with: [N]."""
+    """For each sample, a statistic of the rewards with which its reward is compared: [N]."""
     peers = estimate.peers
     chosen = peers.of_others if estimate.objective in LEAVING_OUT else peers.of_group
     return chosen(statistic)
@@ -231,7 +234,7 @@ def _statistic(estimate: Estimate, statistic: Statistic) -> Values:
 
 @lru_cache(maxsize=16)
 def _std(estimate: Estimate) -> Values:
-    """The standard deviation of the rewards that a sample's is compared with: [N]."""
+    """For each sample, the standard deviation of the rewards it is compared with: [N]."""
     return _statistic(estimate, advantages.std(estimate.conventions))
 
 
@@ -258,7 +261,7 @@ def _divisor(
 
 
 def _raw(estimate: Estimate, baseline: Values, divisor: Values | float) -> Values:
-    """Advantages by a baseline and a divisor of rewards, [N] each: [tokens]."""
+    """The advantages, [tokens], for a baseline and a divisor of rewards, [N] each."""
     peers, lone = estimate.peers, estimate.conventions.lone
     of_samples = peers.compared((peers.rewards - baseline) / divisor, lone)
     right = peers.compared((peers.rewards - _baseline(estimate)) / _divisor(estimate), lone)
@@ -266,14 +269,14 @@ def _raw(estimate: Estimate, baseline: Values, divisor: Values | float) -> Value
 
 
 VISIBLE = 1e-3
-"""The least part of a variance that rounding must be able to change for it to be looked for."""
+"""The smallest relative rounding error of a variance for which it is tried as an explanation."""
 
 
 def read_off_variances(estimate: Estimate, observed: Values) -> Iterator[Wrong]:
-    """Yield the advantages by variances that float32 rounds as a difference of squares may be.
+    """Yield advantages with variances that a difference of squares may give after float32 rounding.
 
-    ``observed`` are advantages, [tokens], NaN where they cannot be seen: each shows what a sample's
-    reward was divided by.
+    ``observed`` are advantages, [tokens], NaN where they cannot be seen. They show the divisor of
+    each sample's reward.
     """
     if estimate.objective not in DIVIDED_BY_STD or estimate.estimator.whitens:
         return

@@ -1,8 +1,8 @@
-"""Known mistakes of policy losses where ratios of policies are not 1, as operators on their parts.
+"""Known mistakes in policy losses whose ratios are not 1, as changes to a loss's inputs.
 
-A loss is a formula of its tokens and constants (`reference.losses`). A mistake leaves a part out,
-or takes ratios, selections and means of another scope. The formula of the loss itself tells what
-comes of that, so that a new loss needs no mistakes of its own.
+A loss is a formula of its tokens and constants (`reference.losses`). A mistake leaves out a part of
+the formula, or computes ratios, selections and means over a wrong scope. The formula itself then
+gives the wrong derivative, so that a new loss needs no new mistakes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BOUNDS = (
     "divergence_low",
     "divergence_high",
 )
-"""Constants that bound how far a probability may fall or rise."""
+"""Constants that bound the change of a probability."""
 
 WITHOUT = {
     "clipping_left_out": replace(CONSTANTS, **dict.fromkeys(BOUNDS, math.inf)),
@@ -55,23 +55,23 @@ WITHOUT = {
         outlier_high=math.inf,
     ),
 }
-"""The constants of losses without one of their parts."""
+"""For each mistake that leaves out a part of a loss, the constants with which it has no effect."""
 
 RATIOS = {"ratios_left_out": "log_ratios", "correction_left_out": "rollout_log_ratios"}
-"""The field of `PolicyTokens` that is a part of losses."""
+"""For each mistake that ignores ratios, the field of `PolicyTokens` that is taken as 0."""
 
 SCOPES = {
     "per_micro_batch": "their micro-batch",
     "per_rank": "their data-parallel rank",
     "per_micro_batch_of_all_ranks": "one micro-batch on all ranks",
 }
-"""The parts of a step that tokens may be compared or averaged in."""
+"""The parts of a step within which tokens may be compared or averaged by mistake."""
 
 COMPARING = {
     **dict.fromkeys(NORMALISED, "normalised"),
     **dict.fromkeys(SELECTING, "selected"),
 }
-"""The verb for a loss that looks at all tokens of a step."""
+"""For each loss that depends on all tokens of a step together, the verb in its mistakes' names."""
 
 known(
     {
@@ -121,18 +121,18 @@ known(
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Loss:
-    """The loss of an objective with its tokens, whose weights are the reference's: [tokens]."""
+    """The loss of an objective, with its tokens and their right weights: [tokens]."""
 
     objective: Objective
     tokens: PolicyTokens
     weights: Values
 
     def derivative(self, constants: LossConstants = CONSTANTS) -> Values:
-        """The derivative, by other constants if any are given: [tokens]."""
+        """The derivative of the loss, perhaps with other constants: [tokens]."""
         return DERIVATIVES[self.objective](self.tokens, constants)
 
     def having(self, **wrong: object) -> Values:
-        """The derivative with other values of tokens: [tokens]."""
+        """The derivative if fields of the tokens have other values: [tokens]."""
         return replace(self, tokens=replace(self.tokens, **wrong)).derivative()  # type: ignore[arg-type]
 
     @property
@@ -147,11 +147,11 @@ def wrong_derivatives(
     weights: Values,
     placement: TokenPlacement | None,
 ) -> Iterator[tuple[str, Values, tuple[str, ...]]]:
-    """Yield names and derivatives, [tokens], with each mistake that a loss may have.
+    """Yield each mistake that a loss may have, with its derivatives: [tokens].
 
-    Last are the names of mistakes that are made besides. ``weights`` are the reference's,
-    ``placement`` is how the step was cut, if it is known. Wrong ratios may be of no probability:
-    derivatives that are not finite are left out.
+    Each comes with the names of mistakes that are made together with it. ``weights`` are the
+    reference's; ``placement`` is how the step was cut, if known. Derivatives that are not finite
+    are left out, since wrong ratios may overflow.
     """
     loss = Loss(objective=objective, tokens=tokens, weights=weights)
     with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
@@ -167,12 +167,12 @@ def wrong_derivatives(
 
 
 def wrong_value_derivatives(tokens: ValueTokens) -> Iterator[Wrong]:
-    """Yield names and derivatives, [tokens], with each mistake that a critic's loss may have."""
+    """Yield each mistake that a critic's loss may have, with its derivatives: [tokens]."""
     yield "clipping_left_out", tokens.derivative
 
 
 def _left_out(loss: Loss) -> Iterator[Wrong]:
-    """Yield what comes of a loss without one of its parts."""
+    """Yield the derivatives of a loss without one of its parts."""
     for name, constants in WITHOUT.items():
         yield name, loss.derivative(constants)
     for name, part in RATIOS.items():
@@ -180,14 +180,14 @@ def _left_out(loss: Loss) -> Iterator[Wrong]:
 
 
 def _other_tokens(loss: Loss) -> Iterator[Wrong]:
-    """Yield what comes of looking at single or at masked tokens."""
+    """Yield the derivatives if ratios are of single tokens, or include masked tokens."""
     mask = loss.tokens.mask
     yield "ratios_of_tokens", loss.having(sequence=np.arange(len(mask)))
     yield "masked_tokens_in_ratios", loss.having(mask=np.ones_like(mask))
 
 
 def _other_scopes(loss: Loss, placement: TokenPlacement) -> Iterator[Wrong]:
-    """Yield what comes of looking at a part of a sequence or of the step alone."""
+    """Yield the derivatives if only a part of a sequence or of the step is considered."""
     tokens, cp_rank = loss.tokens, placement.cp_rank
     slices = tokens.sequence * (cp_rank.max() + 1) + cp_rank
     yield "ratios_per_cp_slice", loss.having(sequence=slices)
@@ -202,9 +202,9 @@ def _other_scopes(loss: Loss, placement: TokenPlacement) -> Iterator[Wrong]:
 
 
 def _divided_early(loss: Loss) -> Iterator[tuple[str, Values, tuple[str, ...]]]:
-    """Yield what follows where advantages are divided for the mean before the loss has them.
+    """Yield the derivatives if advantages are divided by the mean's divisor before the loss.
 
-    A penalty beside them is then not divided, and what compares them has others.
+    A penalty that is added to them is then not divided, and comparisons see scaled advantages.
     """
     tokens, weights = loss.tokens, loss.weights
     divided = replace(loss, tokens=replace(tokens, advantages=tokens.advantages * weights))
@@ -221,5 +221,5 @@ def _divided_early(loss: Loss) -> Iterator[tuple[str, Values, tuple[str, ...]]]:
 
 
 def _divided(values: Values, divisors: Values) -> Values:
-    """Values over divisors, 0 where these are 0: [tokens]."""
+    """Values divided by divisors; 0 where a divisor is 0: [tokens]."""
     return np.divide(values, divisors, out=np.zeros(len(values)), where=divisors > 0)

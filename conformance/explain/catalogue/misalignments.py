@@ -1,9 +1,9 @@
-"""Log-probabilities that are cut out of rows at other positions than the losses that meet them.
+"""Log-probabilities that are cut out of rows at other positions than masks and advantages.
 
-Masks, advantages and weights then belong to a token, and the log-probability with its ratio and its
-divergence to one that is some positions later or earlier in the row. Nothing tells by how many:
-that is read off what was observed, for each micro-batch or sample. For a logged number it follows
-from the padding of rows to a multiple of the context-parallel ranks.
+Mask, advantage and weight then belong to one token, and log-probability, ratio and divergence to a
+token that is some positions later or earlier in the row. The distance is found from the observed
+numbers, for each micro-batch or sample. For a logged number it follows from the padding of rows to
+a multiple of the context-parallel ranks.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ known(
 )
 
 FURTHEST = 7
-"""Positions by which rows are misaligned at most: padding to a multiple of 8 adds as many."""
+"""The most positions by which rows may be misaligned: padding to a multiple of 8 adds up to 7."""
 
 UNKNOWN = -1.0
-"""Log-probability beyond the ends of responses: at 0, divergences of outcomes are 0 / 0."""
+"""The log-probability beyond the ends of responses; 0 would make some divergences 0 / 0."""
 
 OF_LOG_PROBS = (Metric.KL, Metric.ENTROPY, Metric.POLICY_KL, Metric.RATIO)
-"""Terms whose factors are functions of the log-probabilities, and go with them."""
+"""Terms whose factors are functions of log-probabilities, so that they are shifted as well."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Rows:
     """Responses whose log-probabilities are those of tokens ``shifts`` positions later: [N].
 
-    Positions are those of responses and of the padding or prompt beyond their ends that losses are
-    moved to, where policies do not differ.
+    The positions include the prompt or padding beyond a response's ends that losses are moved to;
+    the policies do not differ there.
     """
 
     context: StepContext
@@ -76,22 +76,22 @@ class _Rows:
 
     @cached_property
     def of_log_probs(self) -> NDArray[np.int64]:
-        """The place in its response of each position's log-probability."""
+        """For each position, the place in the response from which its log-probability comes."""
         number = np.arange(len(self.sample))
         first = np.searchsorted(self.sample, self.sample)
         return number - first + np.minimum(self.shifts, 0)[self.sample]
 
     @cached_property
     def is_own(self) -> NDArray[np.bool_]:
-        """Positions whose log-probability is that of a response token, in the tokens' order."""
+        """Whether each position's log-probability is that of a response token."""
         return self._is_within(self.of_log_probs)
 
     def own(self, values: Values, otherwise: float = 0.0) -> Values:
-        """Values that go with log-probabilities, by position, or another value beyond the ends."""
+        """Values that are shifted with log-probabilities; ``otherwise`` beyond the response."""
         return np.where(self.is_own, self._at(self.of_log_probs, values), otherwise)
 
     def moved(self, values: Values) -> Values:
-        """Values that go with losses, by position; 0 where there is no loss."""
+        """Values that belong to losses, by position; 0 at positions without a loss."""
         return self._at(self.of_log_probs - self.shifts[self.sample], values)
 
     def tokens(self, tokens: PolicyTokens) -> PolicyTokens:
@@ -112,7 +112,7 @@ class _Rows:
     def prediction(
         self, term: LossTerm, weights: Values, derivatives: Values | float = 1.0
     ) -> Prediction:
-        """The prediction for a term; its numbers times ``derivatives`` are the gradient."""
+        """The prediction for a term; its numbers times ``derivatives`` give the gradient."""
         return Prediction(
             name=MISALIGNED,
             words=f"losses are applied to the log-probabilities of tokens {self.words}",
@@ -135,7 +135,7 @@ class _Rows:
 
     @property
     def words(self) -> str:
-        """The shift of log-probabilities in words."""
+        """The shifts of log-probabilities, in words."""
         distances = sorted({abs(int(shift)) for shift in self.shifts if shift})
         plural = "" if distances == [1] else "s"
         directions = {"later": self.shifts > 0, "earlier": self.shifts < 0}
@@ -155,9 +155,9 @@ class _Rows:
 
 
 def shifts_of(measurement: Measurement) -> Shifts | None:
-    """By how many positions the log-probabilities of each sample are off, [N]; None if they aren't.
+    """The shift of each sample's log-probabilities in positions, [N]; None if they are not shifted.
 
-    A token that only lacks its gradient is not misaligned: some other must have a wrong one.
+    Tokens that merely lack their gradient are not enough: a token must have a wrong gradient.
     """
     observed = measurement.observed
     if not (measurement.is_per_token and np.isfinite(observed).all()):
@@ -175,14 +175,14 @@ def shifts_of(measurement: Measurement) -> Shifts | None:
 
 
 def _parts(context: StepContext) -> Iterator[NDArray[np.int64]]:
-    """Yield the parts of a step that may be misaligned each on its own: [tokens]."""
+    """Yield ways to divide a step into parts that may each have a shift of their own: [tokens]."""
     if context.placement is not None:
         yield context.placement.micro_batch_number
     yield context.sample
 
 
 def _fits_shifted(measurement: Measurement, shift: int) -> NDArray[np.bool_]:
-    """Whether each token's number is the one that it has if all rows are off by so much."""
+    """Whether each token's number is the one predicted if all rows are off by ``shift``."""
     context = measurement.context
     rows = _Rows(context=context, shifts=np.full(context.step.size, shift))
     numbers, sizes = np.zeros(len(measurement.observed)), measurement.others
@@ -202,17 +202,17 @@ def _fits(measurement: Measurement, numbers: Values, sizes: Values | float) -> N
 def misaligned(
     term: LossTerm, shifts: Shifts | None, derivatives: Values | float
 ) -> Iterator[Prediction]:
-    """Yield what a term of a gradient becomes if its log-probabilities are off by ``shifts``."""
+    """Yield the prediction for a term of a gradient if log-probabilities are off by ``shifts``."""
     if shifts is not None:
         rows = _Rows(context=term.context, shifts=shifts)
         yield rows.prediction(term, term.context.expected, derivatives)
 
 
 def misaligned_by_padding(term: LossTerm, parts: Iterable[Prediction]) -> Iterator[Prediction]:
-    """Yield what a logged number becomes if rows are cut from the ends of their padding.
+    """Yield predictions for a logged number if responses are cut from the ends of padded rows.
 
-    They are padded to a multiple of the context-parallel ranks. Those of ``parts`` that are means
-    of parts of a step may be what the number is meant to be.
+    Rows are padded to a multiple of the context-parallel ranks. The number may be meant as a mean
+    of means, so each such prediction in ``parts`` is combined with the misalignment.
     """
     if term.metric not in OF_LOG_PROBS and not isinstance(term.source, PolicyQuantity):
         return

@@ -1,4 +1,4 @@
-"""Mistakes in what is counted: other tokens, padding, units or steps, another dtype."""
+"""Mistakes in counting: wrong tokens, padding, wrong units, another step, or a coarse dtype."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
 
 
 def counting_all(context: StepContext, name: str, tokens: float, words: str) -> Prediction:
-    """The prediction of a mistake that counts this many tokens in a step."""
+    """The prediction of a mistake that counts ``tokens`` tokens in a step."""
     return counting(context, name, np.full(context.step.size, tokens), words=words)
 
 
@@ -127,7 +127,7 @@ def counted_mask(context: StepContext) -> NDArray[np.bool_]:
 
 
 def other_mask(context: StepContext) -> Iterator[Prediction]:
-    """Counts the tokens of the mask that the framework documents it does not use."""
+    """Counts the tokens of the mask that, by its conventions, the framework does not use."""
     declared = context.conventions
     for mask in DenominatorMask:
         if mask is not declared.denominator_mask and context.step.original_mask is not None:
@@ -137,19 +137,19 @@ def other_mask(context: StepContext) -> Iterator[Prediction]:
 
 
 def rejection_left_out(context: StepContext) -> Iterator[Prediction]:
-    """Trains on the tokens that were rejected, and counts them or not."""
+    """Trains on rejected tokens, and counts them or not."""
     if (step := context.step).original_mask is None:
         return
     before, of_units = context.before_rejection(), context.tokens_if(step.active_tokens)
     yield Prediction(name="rejection_left_out", weights=before.expected)
     for tokens in (of_units, np.maximum(of_units, 1)):
         found = counting(before, "rejected_tokens_weigh", tokens)
-        if found.weights[~step.mask].any():  # not if all rejected tokens are of empty samples
+        if found.weights[~step.mask].any():  # some rejected token has a weight
             yield found
 
 
 def truncated_counted(context: StepContext) -> Iterator[Prediction]:
-    """Counts before the truncation filter: the tokens of samples that were cut off, and these."""
+    """Counts before the truncation filter: both the truncated samples and their tokens."""
     truncated = truncated_samples(context.step, context.layout)
     if not truncated.any():
         return
@@ -161,7 +161,7 @@ def truncated_counted(context: StepContext) -> Iterator[Prediction]:
 
 
 def other_tokens(context: StepContext) -> Iterator[Prediction]:
-    """Counts other tokens than the active ones."""
+    """Counts wrong tokens, such as masked tokens or those of prompts."""
     step = context.step
     if context.mode is Mode.CONSTANT:
         return
@@ -175,9 +175,10 @@ def other_tokens(context: StepContext) -> Iterator[Prediction]:
 
 
 def empty_micro_batches(context: StepContext) -> Iterator[Prediction]:
-    """Counts at least one token in each micro-batch, also in those of padding alone or not.
+    """Counts at least one token in each micro-batch, with or without padding micro-batches.
 
-    A rank that has fewer micro-batches than another, or than its layout says, is padded with these.
+    A rank with fewer micro-batches than another rank, or than its layout says, gets padding
+    micro-batches.
     """
     placement, layout = context.placement, context.layout
     if placement is None or context.mode is not Mode.TOKEN_MEAN:
@@ -198,7 +199,7 @@ def empty_micro_batches(context: StepContext) -> Iterator[Prediction]:
 
 
 def off_by_the_same(context: StepContext) -> Iterator[Prediction]:
-    """Counts one or two tokens too many or too few in each sample, such as an end of sequence."""
+    """Counts one or two tokens too many or too few per sample, such as an end-of-sequence token."""
     if context.mode is Mode.CONSTANT:
         return
     tokens = context.counted
@@ -215,7 +216,7 @@ def off_by_the_same(context: StepContext) -> Iterator[Prediction]:
 
 
 def off_by_one(context: StepContext) -> Iterator[Prediction]:
-    """Counts one token of the step, or one unit, too many or too few."""
+    """Counts one token or unit too many or too few in the step."""
     of_tokens = context.mode is Mode.TOKEN_MEAN
     count = float(context.counted.sum()) if of_tokens else float(context.units)
     what = "token" if of_tokens else "unit"
@@ -229,7 +230,7 @@ def off_by_one(context: StepContext) -> Iterator[Prediction]:
 
 
 def other_units(context: StepContext) -> Iterator[Prediction]:
-    """Counts something else instead of samples or prompts."""
+    """Counts other units instead of samples or prompts."""
     step = context.step
     if context.mode is Mode.TOKEN_MEAN:
         return
@@ -250,7 +251,7 @@ def other_units(context: StepContext) -> Iterator[Prediction]:
 
 
 def filling_rows(context: StepContext) -> Iterator[Prediction]:
-    """Counts the rows that fill a step up to a multiple of its ranks as samples."""
+    """Counts as samples the rows that pad a step to a multiple of its ranks."""
     if context.mode not in (Mode.SAMPLE_MEAN, Mode.CONSTANT):
         return
     layout, size = context.layout, context.step.size
@@ -262,7 +263,7 @@ def filling_rows(context: StepContext) -> Iterator[Prediction]:
 
 
 def adjacent_prompts(context: StepContext) -> Iterator[Prediction]:
-    """Counts a prompt for each run of adjacent samples that have the same."""
+    """Counts a prompt for each run of adjacent samples of the same prompt."""
     step = context.step
     if context.mode is not Mode.PROMPT_MEAN:
         return
@@ -273,7 +274,7 @@ def adjacent_prompts(context: StepContext) -> Iterator[Prediction]:
 
 
 def other_steps(context: StepContext) -> Iterator[Prediction]:
-    """Counts over the whole batch of rollouts, or a step's share of that count."""
+    """Counts over the whole batch of rollouts, or takes the average over its steps."""
     steps = context.steps
     if len(steps) == 1:
         return
@@ -291,7 +292,7 @@ def other_steps(context: StepContext) -> Iterator[Prediction]:
 
 
 def rounded_counts(context: StepContext) -> Iterator[Prediction]:
-    """Counts in a dtype that cannot hold them."""
+    """Counts tokens in a dtype that cannot hold the counts exactly."""
     if context.mode is Mode.CONSTANT:
         return
     for dtype, (bits, largest) in COARSE_DTYPES.items():
@@ -303,9 +304,9 @@ def rounded_counts(context: StepContext) -> Iterator[Prediction]:
 
 
 def clamped_shares(context: StepContext) -> Iterator[Prediction]:
-    """Sets a rank's share of the step's tokens to 1 where it is smaller.
+    """Clamps a rank's share of the step's tokens to at least 1.
 
-    The clamp is meant for a step without active tokens, and comes after the division by ranks.
+    The clamp is meant for a step without active tokens, but follows the division by ranks.
     """
     dp, tokens = context.layout.dp, int(context.counted.sum())
     if context.mode is Mode.TOKEN_MEAN and 0 < tokens < dp:
@@ -314,10 +315,10 @@ def clamped_shares(context: StepContext) -> Iterator[Prediction]:
 
 
 def rounded_shares(context: StepContext) -> Iterator[Prediction]:
-    """Counts the tokens of micro-batches in shares of context-parallel ranks, which are cut.
+    """Rounds down each context-parallel rank's share of a micro-batch's tokens.
 
-    A loss that is multiplied by all tokens of sequences and divided by the counted ones is left as
-    it was, unless tokens are no multiple of the ranks.
+    A framework may multiply a loss by all tokens of sequences and divide it by the counted tokens.
+    This changes the loss only if the tokens are no multiple of the ranks.
     """
     cp, placement = context.layout.cp, context.placement
     if placement is None:
@@ -336,7 +337,7 @@ def rounded_shares(context: StepContext) -> Iterator[Prediction]:
 
 
 def _added_in_float32(context: StepContext) -> NDArray[np.float64]:
-    """Tokens of the unit of each sample, added up in float32: [N]."""
+    """For each sample, the number of its unit's tokens, added up in float32: [N]."""
     tokens = context.counted.astype(np.float32)
     units = range(int(context.unit.max()) + 1)
     totals = [np.cumsum(tokens[context.unit == unit], dtype=np.float32)[-1] for unit in units]
@@ -344,16 +345,17 @@ def _added_in_float32(context: StepContext) -> NDArray[np.float64]:
 
 
 def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[np.float64]:
-    """Counts rounded to a number of significant bits; infinite above the largest number."""
+    """Counts rounded to a number of significant bits; infinite if larger than ``largest``."""
     mantissas, exponents = np.frexp(counts)
     rounded: NDArray[np.float64] = np.ldexp(np.round(mantissas * 2**bits), exponents - bits)
     return np.where(rounded > largest, np.inf, rounded)
 
 
 def paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
-    """Yield each sample's tokens with padding to the longest of what is padded together.
+    """Yield a mistake, its words, and each sample's number of tokens including padding: [N].
 
-    That is the step, what a rank has of it, or a micro-batch, of one rank or of all.
+    Samples are padded to the longest of the step, of their rank, or of their micro-batch, which is
+    one rank's or that of all ranks.
     """
     together, placement = {"step": np.zeros_like(context.sample)}, context.placement
     if placement is not None:
@@ -366,10 +368,10 @@ def paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]
 
 
 def padded_widths(context: StepContext) -> Iterator[Prediction]:
-    """Divides by the width of a micro-batch's rows, where all tokens would have one divisor.
+    """Divides by the width of a micro-batch's rows, instead of one divisor for all tokens.
 
-    All ranks may cut their rows to one width, and rows of tokens that are predicted lack the first.
-    Samples of packed rows have widths of their own, multiples of 16.
+    All ranks may cut their rows to a common width, and rows of predicted tokens are one token
+    shorter. Samples in packed rows each have a width of their own, a multiple of 16.
     """
     placement = context.placement
     if placement is None:
@@ -395,7 +397,7 @@ def padded_widths(context: StepContext) -> Iterator[Prediction]:
 
 
 def _means_over_rows(context: StepContext, micro_batch: NDArray[np.int64]) -> Iterator[Prediction]:
-    """Yield means of what `mean()` makes of the padded rows of each micro-batch."""
+    """Yield means over micro-batches of ``mean()`` over a micro-batch's padded rows."""
     several = len(np.unique(micro_batch))
     rows = np.bincount(micro_batch)[micro_batch] * several
     named = dict(_lengths(context))
@@ -425,7 +427,7 @@ def widest(lengths: NDArray[np.int64], micro_batch: NDArray[np.int64]) -> NDArra
 def _divided_by(
     context: StepContext, widths: NDArray[np.int64], words: str
 ) -> Iterator[Prediction]:
-    """Yield the mean over samples, and their sum, of what is divided by widths."""
+    """Yield predictions for sample sums divided by widths, both averaged and summed."""
     name, words, divisors = (
         "padded_width_as_divisor",
         f"the divisor is {words}",

@@ -1,4 +1,4 @@
-"""Diagnoses tokens with no weight or twice their weight, while all others are right."""
+"""Diagnoses tokens with no weight or twice their weight, while all other tokens are right."""
 
 from __future__ import annotations
 
@@ -85,14 +85,14 @@ known(
 )
 
 FEW_SLICES = 3
-"""For a logged number, tokens that may or may not begin a slice are tried both ways, at most
-this many of them."""
+"""For a logged number, the most tokens for which it is tried both that they begin a slice and that
+they do not."""
 
 OVER_DP, OVER_CP = "not_reduced_over_dp", "not_reduced_over_cp"
 
 
 def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
-    """Yield diagnoses of tokens that are lost or repeated, if all others weigh what is right."""
+    """Yield diagnoses of tokens that are lost or repeated, if all other weights are right."""
     context, observed, active = weights.context, weights.observed, weights.active
     matches = weights.measurement.is_given_by
     gone = active & np.equal(observed, 0)
@@ -124,16 +124,16 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
 
 
 def _only_counted(context: StepContext, active: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """The tokens of samples that nobody held and that have no active token, [tokens].
+    """The tokens of samples that no rank held and that have no active token: [tokens].
 
-    None are if no token is active, as a step has at least one sample.
+    Empty if no token of the step is active, since a step must keep at least one sample.
     """
     kept = ~context.untrained | active
     return ~np.isin(context.sample, context.sample[kept]) & active.any()
 
 
 def _of_samples_that_only_count(context: StepContext, unheld: NDArray[np.bool_]) -> Diagnosis:
-    """The diagnosis of untrained samples whose tokens count and are not active."""
+    """The diagnosis of untrained samples without active tokens that had to be counted."""
     samples = len(np.unique(context.sample[unheld]))
     words = "have no active token and were never trained, and all others are right for a step"
     told = f"{samples} of {context.step.size} samples {words} without these"
@@ -141,7 +141,7 @@ def _of_samples_that_only_count(context: StepContext, unheld: NDArray[np.bool_])
 
 
 def of_untrained(context: StepContext) -> Diagnosis | None:
-    """The diagnosis of a step, if no rank trained some of its active tokens."""
+    """The diagnosis of active tokens that no rank trained; None if there are none."""
     untrained = context.untrained & context.step.mask
     if not untrained.any():
         return None
@@ -149,7 +149,7 @@ def of_untrained(context: StepContext) -> Diagnosis | None:
 
 
 def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """The weights of a step without the samples whose tokens are gone, which weigh 0: [tokens]."""
+    """The weights of the step without the samples that have lost tokens: [tokens]."""
     step = context.step
     samples = ~np.isin(np.arange(step.size), context.sample[gone])
     tokens = samples[context.sample]
@@ -171,7 +171,7 @@ def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[n
 def of_lost_tokens(
     term: LossTerm, gone: NDArray[np.bool_], active: NDArray[np.bool_]
 ) -> Iterator[Diagnosis]:
-    """Yield diagnoses of the tokens that are gone, [tokens], where all others are right."""
+    """Yield diagnoses of lost tokens, ``gone`` [tokens], if all other tokens are right."""
     others = "no others are active" if gone[active].all() else "all others are right"
     for name, words in kinds_of_loss(term, gone, active):
         yield _diagnosis(term.context, gone, name, f"weigh nothing, {others}: {words}")
@@ -186,11 +186,11 @@ def _without_gradient(tokens: int) -> Diagnosis:
 
 
 def shares(context: StepContext) -> Iterator[Prediction]:
-    """Yield the weights that are left if only some ranks or micro-batches contribute."""
+    """Yield the weights if only some ranks or micro-batches contribute to the gradient."""
     filled = [*filled_up(context)]
     for name, words, kept in _shares(context):
         yield Prediction(name=name, words=words, weights=np.where(kept, context.expected, 0))
-        # A framework that fills up ranks has the same rows on all context-parallel ranks of each.
+        # Repeated rows are the same on all context-parallel ranks of a data-parallel rank.
         for other in filled if name == OVER_CP else ():
             yield replace(
                 other,
@@ -209,7 +209,7 @@ def shares(context: StepContext) -> Iterator[Prediction]:
 
 
 def _divided_again(context: StepContext) -> Iterator[Prediction]:
-    """Yield the weights of one rank if each micro-batch divides all gradients since the first."""
+    """Yield one rank's weights if each micro-batch divides all gradients accumulated so far."""
     for name, words, kept in _shares(context):
         if name == OVER_DP:
             placement, dp = context.known_placement, float(context.layout.dp)
@@ -220,7 +220,7 @@ def _divided_again(context: StepContext) -> Iterator[Prediction]:
 
 
 def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
-    """Yield the tokens of each single rank, along each axis of the layout and both."""
+    """Yield a mistake, its words and the tokens of one rank: by data, by context, and by both."""
     placement, layout = context.placement, context.layout
     if placement is None:
         return
@@ -242,16 +242,16 @@ def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]
 def slices_without_first(
     context: StepContext, observed: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
 ) -> Iterator[Prediction]:
-    """Leaves the first token of slices out, as if rows were sliced before targets are shifted.
+    """Leaves out the first token of each slice, as if rows were sliced before shifting targets.
 
-    Where a slice begins within a response is known. Whether one begins with the last token of a
-    response is told by the tokens that weigh nothing, if weights are ``observed``: which ones do,
-    and which ones would do so in any case. Of a sum both are tried for each of a few slices,
-    and a right one does not show that the mistake is absent.
+    It is known where slices begin within a response. Whether a slice begins with the last token of
+    a response is unknown. If weights are ``observed``, the tokens that weigh nothing show it; the
+    second array has tokens that would weigh nothing in any case. For a sum, both are tried for each
+    of a few slices, and a right sum does not show that the mistake is absent.
     """
     if (firsts := _Firsts.of(context)) is None:
         return
-    active = context.step.mask_before_rejection  # which a denominator may count
+    active = context.step.mask_before_rejection  # a denominator may count rejected tokens
     surely, alone = firsts.surely & active, np.flatnonzero(firsts.alone & active)[:FEW_SLICES]
     lost = [surely | np.isin(np.arange(len(active)), some) for some in _subsets(alone)]
     if observed is not None:
@@ -269,7 +269,7 @@ def _subsets(places: NDArray[np.intp]) -> Iterator[tuple[np.intp, ...]]:
 
 
 def _without(context: StepContext, left_out: NDArray[np.bool_]) -> StepContext:
-    """The context of a step in which some tokens are not active."""
+    """The context of the step with the given tokens masked."""
     step, kept = context.step, ~left_out
     original = None if step.original_mask is None else step.original_mask & kept
     smaller = replace(step, mask=step.mask & kept, original_mask=original)
@@ -280,25 +280,25 @@ def _without(context: StepContext, left_out: NDArray[np.bool_]) -> StepContext:
 class _Firsts:
     """The tokens of a step that begin context-parallel slices: [tokens] each.
 
-    A token is held where the one before it is, which predicts it: the first token of a slice is the
-    last one that the slice before it holds.
+    A token is held by the slice of the token before it, which predicts it. The first token of a
+    slice is therefore the last token held by the previous slice.
     """
 
     surely: NDArray[np.bool_]
-    """Tokens before one of the same response that another slice holds."""
+    """Tokens whose successor is in the same response and held by another slice."""
 
     perhaps: NDArray[np.bool_]
-    """Tokens that end a response: the next one is of a prompt, whose place is not known."""
+    """Tokens that end a response: the next token is a prompt's, whose slice is unknown."""
 
     alone: NDArray[np.bool_]
-    """The last token that a slice holds, but a row's last, where none surely begins the next."""
+    """The last token that each slice holds, except a row's last slice, if it ends a response."""
 
     slices: NDArray[np.int64]
     """The number of the slice that holds each token."""
 
     @classmethod
     def of(cls, context: StepContext) -> _Firsts | None:
-        """The tokens of a step; None if no ranks share rows."""
+        """The tokens that begin a step's slices; None if there are no slices or none are known."""
         placement, cp = context.placement, context.layout.cp
         if placement is None or cp == 1:
             return None
@@ -312,9 +312,9 @@ class _Firsts:
         return cls(surely=surely, perhaps=perhaps, alone=alone, slices=slices)
 
     def are(self, gone: NDArray[np.bool_], active: NDArray[np.bool_]) -> bool:
-        """Whether the active tokens that are gone, which are not all, begin slices.
+        """Whether the lost active tokens are exactly such as begin slices, and are not all tokens.
 
-        If none of them surely does, they begin at most one response of each slice.
+        If no lost token surely begins a slice, each slice may have lost at most one token.
         """
         lost, surely = gone & active, self.surely & active
         begin = (surely <= lost).all() and (lost <= surely | self.perhaps).all()
@@ -325,7 +325,7 @@ class _Firsts:
 def kinds_of_loss(
     term: LossTerm, gone: NDArray[np.bool_], active: NDArray[np.bool_]
 ) -> Iterator[tuple[str, str]]:
-    """Yield properties that all lost tokens have and no other active ones."""
+    """Yield mistakes, each with its words, that affect exactly the lost active tokens."""
     context = term.context
     placement = context.placement
     if context.untrained[gone].all():
@@ -360,7 +360,7 @@ def kinds_of_loss(
 def _are_last(
     gone: NDArray[np.bool_], active: NDArray[np.bool_], placement: TokenPlacement
 ) -> bool:
-    """Whether each rank lost all micro-batches after the first one that it lost."""
+    """Whether each rank lost all micro-batches from the first lost one on."""
     return all(
         gone[active & (placement.dp_rank == rank) & (placement.micro_batch >= first)].all()
         for rank in np.unique(placement.dp_rank[gone])
@@ -371,7 +371,7 @@ def _are_last(
 def _is_made_of(
     gone: NDArray[np.bool_], active: NDArray[np.bool_], part: NDArray[np.int64]
 ) -> bool:
-    """Whether tokens are all active tokens of some parts, but not of all parts."""
+    """Whether the lost tokens are all active tokens of certain parts, but not of all parts."""
     lost = np.unique(part[gone])
     whole = np.array_equal(gone, active & np.isin(part, lost))
     return whole and len(lost) < len(np.unique(part))
@@ -380,7 +380,7 @@ def _is_made_of(
 def _repeated(
     context: StepContext, twice: NDArray[np.bool_], matches: Matches
 ) -> Iterator[Diagnosis]:
-    """Yield the diagnosis of samples repeated to fill up a batch, perhaps counted twice as well."""
+    """Yield the diagnosis of samples repeated to fill up a batch, and perhaps counted twice."""
     doubled = np.where(twice, 2.0, 1.0) * context.expected
     samples = len(np.unique(context.sample[twice]))
     size = context.step.size

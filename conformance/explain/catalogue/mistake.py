@@ -1,4 +1,4 @@
-"""The record of a known mistake, and a prediction that is made of it."""
+"""The record of a known mistake, and the predictions that are made for a mistake."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Kind(StrEnum):
-    """The part of a step that a mistake gets wrong, which limits the mistakes it combines with."""
+    """The part of a step that a mistake gets wrong; it limits which mistakes are combined."""
 
     WEIGHTS = "the weights of tokens"
     FACTOR = "one factor of all weights, which may come on top of another mistake"
@@ -38,7 +38,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
-    """A known mistake: everything that is known of it, whatever step it is made in."""
+    """A known mistake: its properties that do not depend on a step."""
 
     name: str
     says: str
@@ -46,26 +46,26 @@ class Mistake:
 
     kind: Kind
     rank: int
-    """A low one for a common mistake; of one rank, the first to be declared is the most common."""
+    """The rank by commonness, low for common mistakes; equal ranks are ordered by declaration."""
 
     at_size: str = ""
-    """Its effect on a step of any size, as the end of a sentence, where a formula says more than a
-    prediction for one step would."""
+    """The mistake's effect on a step of any size, as the end of a sentence, if a formula says more
+    than a prediction for one step."""
 
     only: tuple[str, ...] = ()
-    """Facts of all steps in which it can be made: its condition, if nothing contradicts it."""
+    """Facts without which the mistake cannot be made: its condition, if no finding contradicts."""
 
     @property
     def is_read_off(self) -> bool:
-        """Whether nothing predicts it: it shows in the numbers, or it does not."""
+        """Whether the mistake cannot be predicted, and is only recognised in observed numbers."""
         return self.kind in (Kind.READ_OFF, Kind.COUNT)
 
 
 INACTIVE = "inactive_tokens_weigh"
-"""The mistake that is read off tokens which no other mistake is about."""
+"""The mistake by which masked tokens have a weight."""
 
 OPTION_IGNORED = "option_ignored"
-"""The mistake that is named together with the option."""
+"""The mistake of an option without effect; statements name it together with the option."""
 
 MISTAKES: dict[str, Mistake] = {}
 """All known mistakes by name: complete once `conformance.explain.catalogue` is imported."""
@@ -80,8 +80,8 @@ def known(
 ) -> None:
     """Adds mistakes to the catalogue, given a sentence for each name.
 
-    A second sentence says what one does to a step of any size. ``only`` has facts of all steps in
-    which they can be made.
+    A second sentence is the mistake's effect on a step of any size. ``only`` has facts without
+    which the mistakes cannot be made.
     """
     for name, said in sentences.items():
         assert name not in MISTAKES, f"{name} is declared twice"
@@ -91,7 +91,7 @@ def known(
         )
 
 
-# Mistakes that no prediction of weights is about: they are read off, or found by judges.
+# Mistakes without a prediction of weights: they are read from observed numbers or found by judges.
 
 ASSUMED = "which the framework does not document"
 
@@ -226,7 +226,7 @@ def commonness(name: str) -> tuple[int, int]:
 
 
 def doubt(name: str) -> int:
-    """A sort key of diagnoses: known mistakes, then what is read off, then what none explains."""
+    """A sort key for diagnoses: predicted mistakes, then inferred ones, then unexplained ones."""
     if name in (UNEXPLAINED, "nothing_reported"):
         return 2
     is_count = name in MISTAKES and MISTAKES[name].kind is Kind.COUNT
@@ -235,46 +235,45 @@ def doubt(name: str) -> int:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prediction:
-    """The weights that a mistake would give the tokens of a step, or the factors on them.
+    """The weights of a step's tokens with a mistake, or the factors on the weights.
 
-    ``sizes`` are the sizes that the factor may be, for a mistake that is a factor.
+    If the mistake is a factor, ``sizes`` are the sizes that the factor may be, by name.
     """
 
     name: str
-    """The name where one step tells nothing else: often that of the mistake."""
+    """The name of the mistake, or of the first one if several are possible."""
 
     weights: NDArray[np.float64]
-    """[tokens]."""
+    """The predicted weights: [tokens]."""
 
     factors: NDArray[np.float64] | None = None
-    """The wrong factors on weights, [tokens], if there are any."""
+    """The wrong factors on the weights, [tokens]; None if the factors are right."""
 
     words: str = ""
-    """The mistake in this step, with its numbers; empty if the mistake's own words say it all."""
+    """The mistake in words, with the numbers of this step; empty if `Mistake.says` is enough."""
 
     sizes: dict[str, float] = field(default_factory=dict)
     causes: Sequence[str] = ()
-    """Names of the mistakes that it may be, if not the one of its name: one step may not tell all
-    apart."""
+    """Names of the possible mistakes, if one step cannot distinguish several; else empty."""
 
     together: tuple[str, ...] = ()
-    """The names of the mistakes that are made besides, if it is several at once."""
+    """Names of further mistakes that are made together with this one."""
 
     def products(self, term: LossTerm) -> NDArray[np.float64]:
         """Weight · factor of each token of a term: [tokens]."""
         return self.weights * (term.factors if self.factors is None else self.factors)
 
     order: int = 0
-    """Its place among the predictions for a term, the most plausible ones first."""
+    """The place among the predictions for a term, which are sorted by plausibility."""
 
     @property
     def mistakes(self) -> list[Mistake]:
-        """The mistakes that it may be."""
+        """The possible mistakes of the prediction."""
         return [MISTAKES[name] for name in self.causes or [self.name]]
 
     @property
     def kind(self) -> Kind:
-        """The part of a step that it gets wrong."""
+        """The part of a step that the mistake gets wrong."""
         return self.mistakes[0].kind
 
     @property
@@ -290,5 +289,5 @@ def counting(
     units: NDArray[np.float64] | float | None = None,
     words: str = "",
 ) -> Prediction:
-    """The prediction of a mistake that counts other tokens, [N or tokens], or other units."""
+    """The prediction of a mistake that counts wrong tokens, [N or tokens], or wrong units."""
     return Prediction(name=name, words=words, weights=context.weights(tokens, units))

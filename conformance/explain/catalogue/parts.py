@@ -1,4 +1,4 @@
-"""Mistakes of counting or averaging per rank, micro-batch or context-parallel slice."""
+"""Mistakes of counting or averaging within a rank, micro-batch or context-parallel slice."""
 
 from __future__ import annotations
 
@@ -113,11 +113,11 @@ FILLINGS = {
         "padding micro-batches are averaged in as zeros, in means over {most} of each rank"
     ),
 }
-"""The units besides samples that a mean over micro-batches may count, in words."""
+"""The mistakes of counting padding or repeated rows in a mean over micro-batches, in words."""
 
 
 def filled_up(context: StepContext) -> Iterator[Prediction]:
-    """Counts one or two kinds of filling in a mean over micro-batches."""
+    """Counts one or two kinds of padding or repeated rows in a mean over micro-batches."""
     if context.placement is None or not context.per_micro_batch:
         return
     rows = context.filled_rows or unfilled(context, context.placement)
@@ -137,7 +137,7 @@ def filled_up(context: StepContext) -> Iterator[Prediction]:
 
 
 def unfilled(context: StepContext, placement: TokenPlacement) -> FilledRows:
-    """The rows of each token where none repeats a sample."""
+    """The rows of each token if no row repeats a sample."""
     of_micro_batch = units_held(context.sample, placement.micro_batch_number)
     largest = np.zeros(context.layout.dp)
     np.maximum.at(largest, placement.dp_rank, of_micro_batch)
@@ -153,7 +153,7 @@ def unfilled(context: StepContext, placement: TokenPlacement) -> FilledRows:
 def _share_left(
     context: StepContext, placement: TokenPlacement, rows: FilledRows, counted: Collection[str]
 ) -> NDArray[np.float64]:
-    """The share of each token's weight that is left if some fillings count: [tokens]."""
+    """The share of each token's weight that is left if the given `FILLINGS` count: [tokens]."""
     repeated, dummies, padding = (name in counted for name in FILLINGS)
     samples = units_held(context.sample, placement.micro_batch_number)
     own = rows.micro_batches if repeated else placement.micro_batches
@@ -170,7 +170,7 @@ def _share_left(
 
 
 def averaged_shares(context: StepContext) -> Iterator[Prediction]:
-    """Averages the shares of the micro-batches of all ranks, those of padding too."""
+    """Averages the shares of all ranks' micro-batches, including padding micro-batches."""
     if context.placement is None:
         return
     rows = context.filled_rows or unfilled(context, context.placement)
@@ -189,7 +189,7 @@ def averaged_shares(context: StepContext) -> Iterator[Prediction]:
 
 
 def parts(context: StepContext) -> Iterator[Prediction]:
-    """Counts within one rank, micro-batch or context-parallel slice instead of the step."""
+    """Counts within a rank, micro-batch or context-parallel slice instead of within the step."""
     if context.placement is None:
         return
     for part in _cut_into(context.placement, context.layout):
@@ -206,19 +206,19 @@ class _Part:
     """Index of the part that holds each token: [tokens]."""
 
     whole: NDArray[np.int64]
-    """Index of the part joined with the slices of its sequences on other ranks: [tokens]."""
+    """Index of the part together with the slices of its sequences on other ranks: [tokens]."""
 
     count: NDArray[np.int64] | int
-    """Number of parts that means are averaged over: [tokens] or the same for all."""
+    """Number of parts over which means are averaged: [tokens] or one number for all tokens."""
 
     slices: int = 1
-    """Number of parts that share their sequences."""
+    """Number of parts into which a sequence is sliced."""
 
     same: tuple[str, ...] = ()
-    """Names of parts that are different ones on other layouts."""
+    """Names of other ways to divide a step that give the same parts on this layout."""
 
     def prediction(self, what: str, weights: NDArray[np.float64]) -> Prediction:
-        """The prediction of the mistake that something is counted in such parts."""
+        """The prediction of a mistake that counts within these parts."""
         causes = [f"{what}_per_{name}" for name in (self.name, *self.same)]
         return Prediction(name=causes[0], weights=weights, causes=causes)
 
@@ -234,7 +234,7 @@ def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
     same = (*(f"{name}_of_a_micro_batch" for name in sliced), *joined)
     yield _Part("rank", dp, dp, ranks, same=sliced)
     yield _Part("micro_batch", micro_batch, micro_batch, micro_batches, same=same)
-    if (micro_batches < most).any():  # ranks with fewer are given some of padding alone
+    if (micro_batches < most).any():  # ranks with fewer get padding micro-batches
         yield _Part("micro_batch_or_padding", micro_batch, micro_batch, most)
     if ranks > 1:
         of_all_ranks = placement.micro_batch
@@ -246,7 +246,7 @@ def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
 
 
 def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
-    """Counts tokens and units per part and averages over parts, or only one of them."""
+    """Counts tokens, units or both within parts, and averages over the parts."""
     unit = context.unit[context.sample]
     units = units_held(unit, part.whole)
     if context.conventions.empty_units is EmptyUnits.EXCLUDED:
@@ -270,7 +270,7 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
 def _means_added_up(
     context: StepContext, part: _Part, tokens: NDArray[np.float64] | None
 ) -> Iterator[Prediction]:
-    """Adds up the means of micro-batches, over all their samples or those with tokens."""
+    """Sums micro-batch means, which are over all samples or over samples with active tokens."""
     unit = context.unit[context.sample]
     every = units_held(unit, part.label)
     with_tokens = _units_with_tokens(context, unit, part.label)
@@ -283,7 +283,10 @@ def _means_added_up(
 def _units_with_tokens(
     context: StepContext, unit: NDArray[np.int64], label: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Number of units with counted tokens in each token's part; all units for other tokens."""
+    """For each counted token, the number of units with counted tokens in its part: [tokens].
+
+    For tokens that do not count, it is the number of all units in the part.
+    """
     counted = counted_mask(context)
     units = units_held(unit, label)
     if counted.any():
@@ -294,9 +297,9 @@ def _units_with_tokens(
 def _of_tokens_held(
     context: StepContext, part: _Part, tokens: NDArray[np.float64]
 ) -> Iterator[Prediction]:
-    """Counts tokens per part and units in the step; the parts' means are added or averaged.
+    """Counts tokens within parts and units in the step; the parts' means are summed or averaged.
 
-    Where no part cuts a sample or prompt, the average is a plain factor, which has its own name.
+    If no part cuts a sample or prompt, averaging is a plain factor, which is a mistake of its own.
     """
     added = context.weights(tokens)
     yield part.prediction("tokens_counted", added)
@@ -308,9 +311,9 @@ def _of_tokens_held(
 
 
 def _averaged_by_tokens(context: StepContext, part: _Part) -> Iterator[Prediction]:
-    """Averages what micro-batches have of a loss by their tokens, instead of adding it up.
+    """Averages micro-batch losses, weighted by tokens, instead of summing them.
 
-    Each is multiplied by what gradients are divided by, which may be ranks alone.
+    Each loss is first multiplied by the divisor of gradients, which may be the ranks only.
     """
     mask = counted_mask(context)
     held = np.bincount(part.label, weights=mask)[part.label] / max(mask.sum(), 1)
@@ -319,10 +322,9 @@ def _averaged_by_tokens(context: StepContext, part: _Part) -> Iterator[Predictio
 
 
 def carried_over(context: StepContext) -> Iterator[Prediction]:
-    """Begins a step with the micro-batches that a short batch left, and leaves its own last ones.
+    """Starts a step with leftover micro-batches of a short batch, and lacks its own last ones.
 
-    The short batch is the first micro-batch of each rank, of the first samples, as a mean of its
-    own.
+    The short batch has one micro-batch per rank, made of the first samples, with a mean of its own.
     """
     placement, layout = context.placement, context.layout
     if Option.SHORT_BATCH not in layout.options or placement is None:
@@ -341,7 +343,7 @@ def carried_over(context: StepContext) -> Iterator[Prediction]:
 def _tokens_held(
     unit: NDArray[np.int64], label: NDArray[np.int64], mask: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Number of masked tokens of each token's unit that its part holds: [tokens]."""
+    """For each token, the number of tokens in ``mask`` in both its unit and its part: [tokens]."""
     place = unit * (int(label.max()) + 1) + label
     tokens: NDArray[np.float64] = np.bincount(place, weights=mask)[place]
     return tokens

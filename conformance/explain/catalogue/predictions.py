@@ -1,7 +1,7 @@
 """The predictions of every known mistake for a step or a term, the most plausible ones first.
 
-Every weight is 1 / (units · tokens of the unit), and a mistake gets one factor wrong: it counts
-other tokens, other units or a part of the step, or multiplies or divides by an unrelated size.
+Every weight is 1 / (units · tokens of the unit). A mistake counts wrong tokens, wrong units or only
+a part of the step, or multiplies or divides by an unrelated size.
 """
 
 from __future__ import annotations
@@ -136,19 +136,19 @@ known(
 )
 
 SMALL = 4096
-"""Tokens of the largest step whose mistakes are kept for other checks."""
+"""The most tokens of a step whose predictions are kept for other checks."""
 
 
 def predictions(context: StepContext) -> Iterable[Prediction]:
-    """The weights that each mistake would give which is possible in a step."""
+    """The predictions of every mistake that is possible in a step."""
     return _kept(context) if len(context.step.mask) <= SMALL else _predictions(context)
 
 
 def predictions_of_sums(context: StepContext) -> Iterator[Prediction]:
-    """Yield predictions for a sum over all tokens, whose single weights cannot be seen.
+    """Yield predictions for a sum over all tokens, in which single weights cannot be seen.
 
-    Means of different parts of a step are one mistake in a number that is logged, unless it is to
-    be a mean over micro-batches.
+    A mean of means of any parts is one mistake of a logged number, "mean_of_means", unless the
+    number is meant to be a mean over micro-batches.
     """
     for one in predictions(context):
         if one.kind is Kind.PARTS and not context.per_micro_batch:
@@ -171,7 +171,7 @@ def _kept(context: StepContext) -> list[Prediction]:
 
 @lru_cache(maxsize=64)
 def predictions_of_factors(term: LossTerm) -> Sequence[Prediction]:
-    """Predictions of factors on the weights of a term, the more common ones first."""
+    """The predictions of wrong factors on the weights of a term, the more common first."""
     return [
         Prediction(name=name, weights=term.context.expected, factors=factors, together=together)
         for name, factors, together in _wrong_factors(term)
@@ -181,7 +181,7 @@ def predictions_of_factors(term: LossTerm) -> Sequence[Prediction]:
 def _wrong_factors(
     term: LossTerm,
 ) -> Iterator[tuple[str, NDArray[np.float64], tuple[str, ...]]]:
-    """Yield names and factors, [tokens], and the names of the mistakes that are made besides."""
+    """Yield mistakes with their factors, [tokens], and the names of accompanying mistakes."""
     source, placement = term.source, term.context.placement
     if isinstance(source, PolicyDerivative):
         yield from wrong_derivatives(
@@ -203,11 +203,11 @@ def _wrong_factors(
 
 
 def _predictions(context: StepContext) -> Iterator[Prediction]:
-    """Yield the weights of every mistake that is possible in a step.
+    """Yield the predictions of every mistake that is possible in a step.
 
-    A size of the layout comes before another way of counting, and sizes of the step and widths,
-    which small steps hit by chance, come last. With a single active token, any ratio looks like a
-    factor: there, other ways of counting come first.
+    Factors that are sizes of the layout come before miscounts. Sizes of the step and widths, which
+    small steps match by chance, come last. In a step with a single active token any ratio looks
+    like a factor, so miscounts come first.
     """
     yield from filled_up(context)
     yield from truncated_counted(context)
@@ -244,7 +244,7 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
 
 
 def _micro_batch_samples(context: StepContext) -> Iterator[Prediction]:
-    """Yield weights with an extra factor or divisor: the number of samples of each micro-batch."""
+    """Yield weights multiplied or divided by the number of samples of each micro-batch."""
     if context.placement is None:
         return
     number = of_samples(context, context.placement.micro_batch_number)
@@ -255,7 +255,7 @@ def _micro_batch_samples(context: StepContext) -> Iterator[Prediction]:
 
 
 def _partial_window(context: StepContext) -> Iterator[Prediction]:
-    """Divides by one micro-batch more than the step has, as layouts with this option set."""
+    """Divides by one micro-batch more than the step has, on layouts with a partial window."""
     parts = context.layout.micro_batches
     if not isinstance(parts, int):
         parts = 0 if context.placement is None else context.most_micro_batches
@@ -276,7 +276,7 @@ def _layout_sizes(context: StepContext) -> dict[str, float]:
 
 
 def _micro_batches_per_rank(context: StepContext) -> int | None:
-    """Micro-batches of each rank, None if the ranks differ."""
+    """The number of micro-batches of each rank; None if ranks differ or it is unknown."""
     if isinstance(context.layout.micro_batches, int):
         return context.layout.micro_batches
     if context.placement is None:
@@ -299,7 +299,7 @@ def _step_sizes(context: StepContext) -> dict[str, float]:
 
 
 def _factors(context: StepContext, *, of_layout: bool) -> Iterator[Prediction]:
-    """Yield factors that are a size of the layout, or of the step alone."""
+    """Yield factors that are a size of the layout, or only a size of the step."""
     layout_sizes = _layout_sizes(context)
     for value, names in _names_of_sizes(layout_sizes | _step_sizes(context)).items():
         if bool(layout_sizes.keys() & set(names)) is of_layout:
@@ -307,7 +307,7 @@ def _factors(context: StepContext, *, of_layout: bool) -> Iterator[Prediction]:
 
 
 def _names_of_sizes(sizes: dict[str, float]) -> dict[float, list[str]]:
-    """All names of each size, as weights cannot tell which of them was meant."""
+    """All names of each size, since weights cannot show which of equal sizes is the factor."""
     names: dict[float, list[str]] = defaultdict(list)
     for name, size in sizes.items():
         if size != 1:
@@ -317,7 +317,7 @@ def _names_of_sizes(sizes: dict[str, float]) -> dict[float, list[str]]:
 
 def _factor(context: StepContext, value: float, names: list[str]) -> Iterator[Prediction]:
     layout = context.layout
-    # Where one of them is 1, dp · cp is the other, and a cause may be the product elsewhere.
+    # If dp or cp is 1, dp · cp equals the other, and the mistake may be a factor of the product.
     product_too = {"dp", "cp"} & {*names} and layout.dp * layout.cp == value
     may_be = [*names, "dp_cp"] if product_too else names
     for verb, factor in (("divided", 1 / value), ("multiplied", value)):
@@ -331,7 +331,7 @@ def _factor(context: StepContext, value: float, names: list[str]) -> Iterator[Pr
 
 
 def _undivided(context: StepContext) -> Iterator[Prediction]:
-    """Yield weights of 1, of 1 averaged over ranks or micro-batches, or of 1 / L."""
+    """Yield weights of 1, of 1 averaged over ranks or micro-batches, and of 1 / L."""
     ones = (context.expected > 0).astype(np.float64)
     yield Prediction(name="not_divided", weights=ones)
     for value, names in _names_of_sizes(_layout_sizes(context)).items():
@@ -343,7 +343,7 @@ def _undivided(context: StepContext) -> Iterator[Prediction]:
 
 
 def _other_modes(context: StepContext) -> Iterator[Prediction]:
-    """Yield the weights of the modes that were not asked for."""
+    """Yield the weights of all modes except the job's own."""
     for mode in Mode:
         if mode not in (context.mode, Mode.CONSTANT):
             weights = token_weights(context.step, Aggregation(mode), context.conventions)

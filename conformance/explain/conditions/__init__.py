@@ -1,5 +1,5 @@
 """The facts that make up a cause's condition, and their wording.
 
-A fact is a phrase that a statement can end with, true of a finding, of its step or of how the step
-was cut.
+A fact is a phrase that is true of a finding, of its step or of how the step was cut, and that can
+end a statement.
 """

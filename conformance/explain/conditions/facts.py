@@ -1,4 +1,4 @@
-"""Facts that a mistake may depend on: of a finding, of its step, and of how the step was cut."""
+"""Facts on which a mistake may depend: of a finding, of its step, and of how the step was cut."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ if TYPE_CHECKING:
 
 
 WHOLE_LOSS = f"{Check.METRIC}.{Metric.LOSS}"
-"""Slug of the check of the logged sum of all terms, whose gradient is trained."""
+"""The slug of the check of the logged total loss."""
 
 LOGGED_LOSSES = (Check.METRIC, WHOLE_LOSS)
-"""Slugs of the checks of the logged policy loss and of the sum of all terms.
+"""The slugs of the checks of the logged policy loss and the logged total loss.
 
-Other logged numbers are diagnostics, which frameworks reduce apart.
+Other logged numbers are diagnostics, which frameworks reduce separately.
 """
 
 LOGGED_FRACTION = f"{Check.REJECTION}.{Check.METRIC}"
-"""Slug of the check of the logged fraction of rejected tokens, which corrections log themselves."""
+"""The slug of the check of the logged fraction of rejected tokens, which corrections log."""
 
 
 def _slugs(of: Callable[[CheckSpec], bool]) -> frozenset[str]:
@@ -47,7 +47,7 @@ def _slugs(of: Callable[[CheckSpec], bool]) -> frozenset[str]:
 
 
 def _is_logged(spec: CheckSpec) -> bool:
-    """Whether logged numbers are compared, except rewards beside the advantages of kept samples."""
+    """Whether a check compares logged numbers, except those of advantages after rejection."""
     is_of_advantages = spec.check is Check.REJECTION and spec.objective in FROM_REWARDS
     return spec.is_logged or (spec.metric is not None and not is_of_advantages)
 
@@ -56,12 +56,13 @@ LOGGED = _slugs(_is_logged)
 RATIOS_OF_1 = _slugs(lambda spec: spec.objective not in OFF_POLICY)
 OF_COMPARED_REWARDS = _slugs(lambda spec: spec.objective in OF_GROUPS)
 OF_RETURNS = _slugs(lambda spec: spec.objective in FROM_REWARDS) - OF_COMPARED_REWARDS
-"""Slugs of checks of logged numbers, of those whose new log-probabilities are the old ones, and of
-those whose advantages compare the rewards of a prompt, or add up those of tokens."""
+"""The slugs of checks of logged numbers (`LOGGED`), of checks whose new log-probabilities equal the
+old ones (`RATIOS_OF_1`), of checks whose advantages compare rewards of a prompt
+(`OF_COMPARED_REWARDS`), and of checks whose advantages are returns (`OF_RETURNS`)."""
 
 TERMS = (Metric.POLICY_LOSS, Metric.LOSS, Metric.ENTROPY, Metric.KL)
 LOGGED_TERMS = _slugs(lambda spec: spec.metric in TERMS and spec.name in ("", spec.metric))
-"""Slugs of the checks of the logged terms of the loss and of their sum."""
+"""The slugs of the checks of the logged terms of the loss and of their sum."""
 
 NEGATIVE = (
     "except in ",
@@ -72,18 +73,18 @@ NEGATIVE = (
     "where pp = 1",
     "where no token is rejected",
 )
-"""Beginnings of negative facts, which are chosen last."""
+"""Prefixes of negative facts, which are chosen last."""
 
 REJECTED_AT_1 = "where tokens are rejected and ratios are 1"
-"""A fact of a loss's terms: a framework may reject tokens in its loss, or before it counts them."""
+"""A fact of terms: frameworks may reject tokens in the loss, or before they count tokens."""
 
 NARROWING = (
     "of the policy_loss term where ratios",
     "in logged numbers of the loss",
     REJECTED_AT_1,
-    "where all tokens of a sample are masked",  # and not rejected
+    "where all tokens of a sample are masked",  # masked before rejection
 )
-"""Beginnings of facts that are chosen last too, where findings contradict every plainer one."""
+"""Prefixes of narrow facts, which are chosen last, if findings contradict every plainer fact."""
 
 
 def plainness(fact: str) -> tuple[bool, int, str]:
@@ -95,8 +96,8 @@ def plainness(fact: str) -> tuple[bool, int, str]:
 
 
 def of_finding(finding: Finding, term: str) -> Iterator[str]:
-    """Yield what a finding's id and one of its terms say."""
-    if finding.check not in (Check.ADVANTAGES, Check.ROLLOUTS):  # which are run in one mode alone
+    """Yield the facts in a finding's id, and the facts of one of its terms."""
+    if finding.check not in (Check.ADVANTAGES, Check.ROLLOUTS):  # run in a single mode
         for mode in Mode:
             yield f"in {mode}" if mode is finding.mode else f"except in {mode}"
     yield f"of the {term} term"
@@ -151,11 +152,11 @@ def _of_layout(layout: Layout) -> Iterator[str]:
 
 
 LARGE = 1000.0
-"""Least size of a reward whose square leaves float32 no digit behind the point."""
+"""The least size of a reward whose square has no reliable decimals in float32."""
 
 SAME = 5e-3
-"""Differences of rewards, relative to their size, of whose squares float32 keeps two digits among
-those of rewards."""
+"""The largest relative difference of rewards that hardly differ: in float32, the square of the
+difference keeps two digits beside the square of a reward."""
 
 OF_STEPS: dict[str, Callable[[Step], bool]] = {
     EMPTY_SAMPLE: lambda step: bool((step.active_tokens == 0).any()),
@@ -189,7 +190,7 @@ OF_STEPS: dict[str, Callable[[Step], bool]] = {
         step, lambda rewards: bool(np.abs(rewards).max() >= LARGE)
     ),
 }
-"""Facts of steps, however they are cut."""
+"""Facts of a step that do not depend on how it is cut, each with its test."""
 
 OF_JOBS: dict[str, Callable[[Step, Sequence[Step], Layout], bool]] = {
     "where a batch is no multiple of the data-parallel ranks": lambda step, _, layout: bool(
@@ -204,13 +205,14 @@ OF_JOBS: dict[str, Callable[[Step, Sequence[Step], Layout], bool]] = {
     ),
     "where a batch has several optimizer steps": lambda _, steps, __: len(steps) > 1,
 }
-"""Facts of a step of a batch on a layout; a step without active tokens has a fact of its own."""
+"""Facts of a step, given the steps of its batch and the layout, each with its test. A step without
+active tokens has a fact of its own in `OF_STEPS`."""
 
 OF_BATCHES: dict[str, Callable[[StepContext], bool]] = {
     "after the first optimizer step of a batch": lambda context: context.step_index > 0,
     "where rows are repeated to fill up a batch": lambda context: context.filled_rows is not None,
 }
-"""Facts of the batch that a step is of."""
+"""Facts of a step within its batch, each with its test."""
 
 OF_CUTS: dict[str, Callable[[Step, TokenPlacement], bool]] = {
     "where data-parallel ranks differ in active tokens": lambda step, placement: _differ(
@@ -229,7 +231,7 @@ OF_CUTS: dict[str, Callable[[Step, TokenPlacement], bool]] = {
         np.repeat(step.groups, step.response_lengths), placement.micro_batch_number
     ),
 }
-"""Facts of how steps are cut."""
+"""Facts of how a step is cut, each with its test."""
 
 FACTS_OF_STEPS = frozenset({*OF_STEPS, *OF_JOBS, *OF_BATCHES, *OF_CUTS})
 
@@ -244,7 +246,7 @@ def of_context(context: StepContext) -> Iterator[str]:
 
 @lru_cache(maxsize=4096)
 def of_cut_in_order(step: Step, layout: Layout) -> frozenset[str]:
-    """The facts of how a step is cut if every rank and micro-batch has the next few samples."""
+    """The facts of a step's cut if samples are cut in order into ranks and micro-batches."""
     placement = token_placement(passes_in_order(step, layout), layout)
     return frozenset(fact for fact, holds in OF_CUTS.items() if holds(step, placement))
 
@@ -268,7 +270,7 @@ def ends_masked(step: Step) -> bool:
 
 
 def _has_prompt(step: Step, holds: Callable[[NDArray[np.float64]], bool]) -> bool:
-    """Whether something holds of the rewards of a prompt, if the step has any of its own."""
+    """Whether a test holds for the rewards of at least one prompt; False without given rewards."""
     rewards = step.rewards
     if rewards is None:
         return False
@@ -289,14 +291,14 @@ def _some_are_rejected(step: Step) -> bool:
 
 
 def _truncated_tokens(step: Step, layout: Layout) -> NDArray[np.int64]:
-    """The tokens of samples that a truncation filter leaves out, which are active before: [N]."""
+    """The number of tokens of each sample that the truncation filter masks: [N]."""
     return np.where(truncated_samples(step, layout), step.response_lengths, 0)
 
 
 def _has_masked_row(step: Step, layout: Layout) -> bool:
     """Whether a row has no active token before tokens are rejected or samples are filtered.
 
-    A padded row is a sample, and the packed row of a micro-batch has all its samples.
+    A padded row has one sample; a packed row has all samples of its micro-batch.
     """
     tokens = step.original_tokens + _truncated_tokens(step, layout)
     row = np.arange(step.size)
@@ -320,7 +322,7 @@ def _differ(mask: NDArray[np.bool_], part: NDArray[np.int64]) -> bool:
 
 
 def _split(whole: NDArray[np.int64], part: NDArray[np.int64]) -> bool:
-    """Whether something whole has tokens in several parts."""
+    """Whether a unit, such as a prompt group, has tokens in several parts."""
     pairs = whole * (part.max() + 1) + part
     return len(np.unique(pairs)) > len(np.unique(whole))
 
@@ -331,12 +333,12 @@ LAYOUTS = (
     Layout(micro_batches="uneven"),
     Layout(micro_batches="tokens"),
 )
-"""Layouts that together have every fact that a layout can have."""
+"""Layouts that together have every possible fact of a layout."""
 
 
 @cache
 def facts() -> frozenset[str]:
-    """Returns all facts that a condition can be made of."""
+    """Returns all facts that may be in a condition."""
     slugs = (spec.slug for spec in CHECK_SPECS)
     findings = (
         Finding(id=f"{slug}/{Mode.TOKEN_MEAN}/any/{layout}", verdict=Verdict.CONFORMS)

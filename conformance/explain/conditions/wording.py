@@ -1,6 +1,6 @@
 """Facts of conditions and checks in words that need no knowledge of this project.
 
-An option is named as users of the framework type it, if that is what tells the fact.
+If a user chooses a fact by an option, the fact is worded as the option that the user types.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPELLINGS = {
     "tis": "truncated importance sampling",
     "tv": "TV",
 }
-"""Words of names as they are spelt in sentences."""
+"""Words in names, with their spelling in sentences."""
 
 
 def counted(number: int, what: str, plural: str = "s") -> str:
@@ -41,7 +41,7 @@ def counted(number: int, what: str, plural: str = "s") -> str:
 
 
 def spelt(name: str) -> str:
-    """Returns the name of a loss, number or kind of advantages as it is spelt in sentences."""
+    """Returns the name of a loss, number or kind of advantages as spelt in sentences."""
     spelt = " ".join(SPELLINGS.get(word, word) for word in name.split("_"))
     return spelt.replace(" pp", "++").replace("penalised GAE", "KL-penalised GAE")
 
@@ -51,10 +51,10 @@ PARALLELISM = {
     "tp": ["tensor parallelism"],
     "pp": ["pipeline parallelism"],
 }
-"""Words for several ranks of a kind, where no record says what sets them."""
+"""The kinds of parallelism in words, if no adapter's record names their options."""
 
 LOSSES = (Check.OFF_POLICY, Check.ADVANTAGES, Check.OTHER_LOSSES)
-"""Checks of policy losses, advantages and other losses, which users choose by options."""
+"""Checks of policy losses, advantages and other losses, which a user chooses by options."""
 
 SUBJECTS = {
     "weights": "the gradient of the policy loss",
@@ -109,7 +109,7 @@ LAYOUTS = {
     f"with {Option.TWO_EPOCHS}": "in a second epoch over a batch",
     f"without {Option.TWO_EPOCHS}": "in the first epoch over a batch",
 }
-"""Plain words for properties of layouts."""
+"""Facts of layouts in plain words."""
 
 PARTS = {
     "with packed rows": "thd",
@@ -119,7 +119,7 @@ PARTS = {
     "with micro-batches uneven": "mbuneven",
     **{f"where {part} > 1": part for part in ("dp", *PARALLELISM)},
 }
-"""The parts of layouts that facts are about."""
+"""For each fact of layouts, the part of a layout that chooses it."""
 
 FORMATS = ("thd", "bshd")
 
@@ -133,7 +133,7 @@ TERMS = {
 
 @cache
 def is_choice(fact: str) -> bool:
-    """Whether a fact is one of options, layouts or batches, and not of what is looked at."""
+    """Whether a fact is about options, layouts or batches, rather than about a checked number."""
     name = fact.rpartition(" ")[2]
     is_chosen = name in (*Mode,) or _is_of_loss(name)
     return is_chosen or fact.startswith(("with", "where ", "after "))
@@ -145,7 +145,7 @@ def _is_of_loss(slug: str) -> bool:
 
 
 def said(fact: str, chosen_by: Mapping[str, Sequence[str]]) -> str:
-    """Returns a fact in words; ``chosen_by`` has what users type for parts that are not default."""
+    """Returns a fact in words; ``chosen_by`` has the options that choose parts of layouts."""
     if fact in LAYOUTS:
         return LAYOUTS[fact]
     start, _, name = fact.rpartition(" ")
@@ -162,21 +162,22 @@ def said(fact: str, chosen_by: Mapping[str, Sequence[str]]) -> str:
 
 
 def options_of(fact: str, chosen_by: Mapping[str, Sequence[str]]) -> Sequence[str]:
-    """Returns what users type to have a fact; nothing if they need no options."""
+    """Returns the options that a user types to get a fact; empty if no option is needed."""
     part = _part(fact)
     return () if fact.startswith("without ") else chosen_by.get(part, PARALLELISM.get(part, ()))
 
 
 def _part(fact: str) -> str:
-    """The mode, objective or part of a layout that a fact is about; its last word elsewhere."""
+    """The mode, objective or part of a layout that a fact is about; else the fact's last word."""
     name = fact.rpartition(" ")[2]
     return PARTS.get(fact) or (OBJECTIVES[name] if _is_of_loss(name) else name)
 
 
 def _typed(part: str, chosen_by: Mapping[str, Sequence[str]]) -> str:
-    """The options of a part, if users type them for nothing else; otherwise empty.
+    """The options of a part, if they choose nothing else; otherwise empty.
 
-    Policy losses and advantages are no condition where others need the same options.
+    Modes, layout options and formats always have their options. A policy loss or estimator has none
+    if another one needs the same options, since the options then do not identify it.
     """
     options = chosen_by.get(part, ())
     others = (chosen for other, chosen in chosen_by.items() if other != part)
@@ -186,7 +187,7 @@ def _typed(part: str, chosen_by: Mapping[str, Sequence[str]]) -> str:
 
 
 def subject(slug: str) -> str:
-    """Returns what a check looks at."""
+    """Returns the gradient or number that a check looks at, in words."""
     check, _, name = slug.partition(".")
     named = spelt(name)
     others = {

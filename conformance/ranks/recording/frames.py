@@ -52,10 +52,10 @@ class Functions:
     """Remembers functions by the `id` of their code, since comparing code objects is slow."""
 
     is_passed_by: Callable[[str], bool]
-    """Whether frames of a module are passed by."""
+    """Returns whether frames of a module are passed by."""
 
     silent: set[int] = field(default_factory=set)
-    """The `id`s of the code of functions without any recorded property, which are most."""
+    """The `id`s of the code of most functions: passed by, without roots or gradients to read."""
 
     _known: dict[int, Function] = field(default_factory=dict)
     _lines: dict[tuple[int, int], Line] = field(default_factory=dict)

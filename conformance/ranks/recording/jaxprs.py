@@ -71,14 +71,15 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
         self._current = core.set_current_trace(self)
         self._operations: list[Operation] = []
         self._places: dict[int, tuple[int, Any]] = {}
-        """The operations that made arrays, by the ids of these, which are kept."""
+        """The place of the operation that made each array, by the `id` of the array, which is kept
+        alive."""
 
         self._numbers: dict[int, tuple[float, Any]] = {}
-        """Arrays that were made of numbers alone and are one, with the number."""
+        """The value of each array with one entry that was made only of numbers, by its `id`."""
 
         self._passes = 0
         self._differentiated: list[int] = []
-        """The operations of the forward pass whose backward pass has not begun."""
+        """The places of forward operations whose backward pass has not begun yet."""
 
         self._roots: dict[int, int] = {}
         self._gradients: list[int] = []

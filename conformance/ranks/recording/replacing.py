@@ -38,11 +38,11 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._functions = Functions(is_passed_by)
         self._thread = threading.get_ident()
         self._forward: set[int] = set()
-        """The numbers that autograd gives derivatives of the operations whose operand changed."""
+        """Autograd's sequence numbers of the operations with a replaced operand."""
 
         self._numbers: dict[float, float] = {}
         self._tensors: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
-        """The replacements of operands that autograd has kept as they were, by storages."""
+        """The replacement of each operand of which autograd keeps the original, by storage."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation; at the replacement's line, replace its operand or its result."""

@@ -152,7 +152,7 @@ def run_one(
 
 
 def _unreached(report: Report | None, seconds: float) -> str:
-    """The share of its findings that a run had when it was ended."""
+    """The number of findings that a run had made when its time was over, in words."""
     if report is None:
         return f"its {seconds:.0f} s ended before anything was run"
     done, wanted = len(report.findings), report.selection.selected

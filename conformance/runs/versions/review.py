@@ -386,7 +386,7 @@ def reports(ran: Ran) -> tuple[Report, Report]:
         NothingToCompareError: one of the versions could not be run.
     """
     both = (("base", ran.base), ("head", ran.head))
-    for name, row in sorted(both, key=lambda one: not one[1].has_failed):  # which ends the other
+    for name, row in sorted(both, key=lambda one: not one[1].has_failed):  # the failed run first
         if row.report is None and ran.is_cut_short and not row.has_failed:
             raise NothingToCompareError(
                 f"no verdict, as the {name}, {row.commit.ref}, was ended before its first finding",

@@ -103,7 +103,7 @@ def run(target: Target, reported: Report | None, reports: Path | None, seconds: 
         options=(
             f"--engine={target.adapter.engine}",
             f"--checks={','.join(CHECKS)}",
-            "--no-trace",  # the table has no lines
+            "--no-trace",  # the table shows no source lines
             *_selection(target.adapter, reported),
         ),
     )

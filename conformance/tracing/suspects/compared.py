@@ -1,4 +1,4 @@
-"""The lines that change an advantage before a loss selects tokens by it."""
+"""The lines that scale an advantage before a loss selects tokens by their advantages."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ LARGE = 1000.0
 def made_by(graph: Graph, job: TracedJob, package: str | None) -> list[Suspect]:
     """At most three lines that first make the logged number on its rank, the framework's own first.
 
-    A share may be logged as its complement, so 1 minus the number is searched for as well.
+    1 minus the number is searched for as well, since an adapter may read a share as 1 minus the
+    logged one.
     """
     return lines_of(graph.traces[job.rank], (job.observed, 1 - job.observed), package)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 MOST = 3
-"""The most suspects that are named."""
+"""The most suspected lines that are named."""
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,7 @@ def _first_wrong(graph: Graph, job: TracedAdvantage) -> list[Node]:
 
 
 def _forward(graph: Graph) -> frozenset[Node]:
-    """The operations that hold a part of the reward, before the model's outputs join them."""
+    """The nodes computed from the reward, before the loss combines them with model outputs."""
     painted = (node for node, in_gradient in graph.painted.items() if not in_gradient)
     return frozenset(one for one in painted if not graph.operation(one).requires_grad)
 
