@@ -10,7 +10,7 @@ class Training:
         self._passes = 0
 
     def begin(self) -> None:
-        """Begin a job, of which no micro-batch has been trained."""
+        """Begin a job: count its micro-batches from 0."""
         self._passes = 0
 
     def note_pass(self) -> None:

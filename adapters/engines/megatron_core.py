@@ -219,7 +219,7 @@ def reduce_one_by_one_over_gloo(rank: Rank) -> None:
 
 @contextmanager
 def one_by_one(group: Any, async_ops: bool = False) -> Iterator[None]:
-    """Coalesce no collectives; raise `Unsupported` for asynchronous ones, as none are awaited."""
+    """Run collectives one by one; raise `Unsupported` if the caller would have to await them."""
     if async_ops:
         raise Unsupported("no overlap of gradient reduction with gloo on CUDA tensors")
     yield

@@ -174,7 +174,7 @@ class Expecting(Gate):
 
 
 def _may_be(cause: Cause, expected: KnownMistake, left: frozenset[str], report: Report) -> bool:
-    """Whether a cause may be the expected mistake, as far as the findings of a report show.
+    """Whether no finding of a report excludes that a cause is the expected mistake.
 
     A small plan may give a mistake the name of another that has the same effect on all of the
     plan's layouts. ``left`` are the names that no finding excludes.

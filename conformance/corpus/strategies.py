@@ -182,7 +182,7 @@ def _rewards(samples: int) -> SearchStrategy[list[float]]:
 
 
 def _some(samples: int) -> SearchStrategy[list[bool]]:
-    """Whether each of some samples is chosen; often none is."""
+    """Choose samples: one boolean for each, often all False."""
     return st.one_of(st.just([False] * samples), _each(st.booleans(), samples))
 
 

@@ -274,7 +274,7 @@ def _fraction(ratio: float) -> str:
 
 
 def _of_several(explained: Explained) -> Diagnosis:
-    """The diagnosis of a sum of several terms, of which one or several may be wrong."""
+    """The diagnosis of a sum of several terms; more than one of them may be wrong."""
     measurement = explained.measurement
     for choice in explained.choices:
         wrong = [pair for pair in zip(measurement.terms, choice, strict=True) if pair[1]]

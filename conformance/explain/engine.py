@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     """The names of mistakes that an observation cannot distinguish."""
 
 MANY = 4096
-"""The most tokens of a step of which all tokens are compared."""
+"""The largest step, in tokens, whose tokens are all compared."""
 
 FEW = 16
 """The number of entries that are compared first, to discard most choices quickly."""
@@ -141,10 +141,10 @@ class Explained:
 
     @cached_property
     def visible(self) -> Names:
-        """The mistakes of which every variant would be visible if it were the only mistake.
+        """The mistakes that would be visible alone, in every variant of theirs.
 
-        Its numbers must differ from the right numbers and, if the observation is right within its
-        bound, from the observation too.
+        The numbers of a variant must differ from the right numbers and, if the observation is right
+        within its bound, from the observation too.
         """
         numbers = self._observed if self.is_right else self._expected
         visible: set[TermMistake] = set()

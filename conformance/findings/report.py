@@ -196,8 +196,8 @@ class Report(Header):
     """The causes of all wrong findings, the worst first."""
 
     clues: list[Clues]
-    """The evidence of findings on the known mistakes, without duplicates; empty if none is
-    wrong."""
+    """The evidence of findings on the known mistakes, without duplicates; empty if all findings
+    are right."""
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:

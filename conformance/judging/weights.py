@@ -81,7 +81,7 @@ class Judgement:
     """The evidence of the observations on the known mistakes."""
 
     rescalings: tuple[Rescaling, ...] = ()
-    """Rescalings of right gradients by the trainer, each of which explains the mismatch."""
+    """Rescalings of right gradients by the trainer; each alone explains the mismatch."""
 
     expected: tuple[ExpectedNumber, ...] = ()
     """Numbers that `conformance.runs.recorder` compares over the findings of a run."""

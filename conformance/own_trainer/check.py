@@ -394,7 +394,7 @@ class Steps:
 
     check: OwnTrainerCheck
     message: str = ""
-    """The message on what is wrong; empty if nothing is."""
+    """The message on what is wrong; empty if the trainer is right."""
 
     def __iter__(self) -> Iterator[Step]:
         return self.check.steps()

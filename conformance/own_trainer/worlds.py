@@ -238,7 +238,7 @@ class Copies:
         self.drop()
 
     def drop(self) -> None:
-        """Close the connections to the copies, of which some may have ended; leave the world."""
+        """Close the connections to the copies, ended or not, and leave the world."""
         for _, connection in self._children.values():
             connection.close()
         self._leave()

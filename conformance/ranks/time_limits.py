@@ -17,7 +17,8 @@ SECONDS_OF_QUIET = 5.0
 """Seconds without CPU time on any rank after which a job counts as hanging."""
 
 QUIET_IN_A_TRIAL = 1.0
-"""The same of a job with an edit or another value, which often parts ranks that should meet."""
+"""The same for a job with an edited statement or a replaced value, whose ranks often wait at
+different collectives."""
 
 SHARE_AT_WORK = 0.015
 """The smallest share of a core that a working rank uses, as dozens of processes may share the core;

@@ -118,7 +118,7 @@ class Graph:
     def painted(self) -> dict[Node, bool]:
         """The nodes that hold the token's value, each with whether it is in a gradient.
 
-        All nodes are visited repeatedly until none is added, as collectives join later ranks.
+        All nodes are visited again until a visit adds no node, as collectives join later ranks.
         """
         found: dict[Node, bool] = {}
         before = -1

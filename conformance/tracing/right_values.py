@@ -141,7 +141,7 @@ def _tokens(context: StepContext, of_ranks: Masks) -> OfRanks:
 
 
 def _samples_with_tokens(context: StepContext, of_ranks: Masks, part: NDArray[np.int64]) -> OfRanks:
-    """The number of samples with active tokens in each part, of which ranks may hold slices."""
+    """The number of samples with active tokens in each part; ranks may hold slices of a sample."""
     active = {*context.sample[context.step.mask]}
     wholes = ((np.isin(part, part[one]) for one in held) for held in of_ranks)
     return [[float(len(active & {*context.sample[one]})) for one in held] for held in wholes]

@@ -150,8 +150,7 @@ def environment(**filters: Callable[..., str]) -> Environment:
         keep_trailing_newline=True,
     )
     found.filters |= {"md": escape_markdown, "html": escape_html, "code": code, "table": _table}
-    found.filters["with_code"] = _code_marked
-    found.filters |= filters
+    found.filters |= {"with_code": _code_marked, **filters}
     return found
 
 

@@ -1,14 +1,20 @@
 """Routers that a framework tells which experts its rollout chose, without a framework."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
+from adapters.contract import Depth, Unsupported
 from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.objective import Objective
 from reference.aggregation import Mode
 from tests.adapters import steps
 
 torch = pytest.importorskip("torch")
 
+from adapters.slime.adapter import SlimeAdapter  # noqa: E402 - it needs torch
 from adapters.slime_family import replay  # noqa: E402 - it needs torch
 
 LAYER, CAPACITY = 1, 16
@@ -52,3 +58,21 @@ def test_rollouts_choose_an_expert_for_each_token_that_they_have_read() -> None:
 
     assert [one.shape for one in chosen] == [(len(ids), 2, 1) for ids in read]
     assert all((one[:, 1, 0] == ids + 1).all() for one, ids in zip(chosen, read, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("objective", "depth"),
+    [
+        (Objective.ROUTER, Depth.STEP),
+        (Objective.VALUE, Depth.STEP),
+        (Objective.POLICY, Depth.LOSS),
+    ],
+)
+def test_a_job_without_the_choices_of_a_rollout_is_not_driven(
+    objective: Objective, depth: Depth
+) -> None:
+    args = SimpleNamespace(use_rollout_routing_replay=True)
+    job = replace(steps.job(), objective=objective, depth=depth)
+
+    with pytest.raises(Unsupported, match=f"no routing replay of {objective} at depth {depth}"):
+        SlimeAdapter().routing(args, job, chunks=[])

@@ -194,9 +194,12 @@ def test_a_cause_links_its_line_its_report_and_what_became_of_it() -> None:
     causes = page_causes(name_versions([report]))
     [known] = [one for one in causes if one.group.cause.name == "penalty_not_divided"]
     address = {("skyrl fsdp", known.group.cause.statement): "issues/it.md"}
-    links = Page(render([report], issues=address)).links()
+    page = render([report], issues=address)
+    links = Page(page).links()
 
     assert known.entry is not None
+    marked = iter(known.entry.reach.split("`"))
+    assert f"{next(marked)}<code>{next(marked)}</code>" in page
     assert {"issues/it.md", known.entry.link, known.entry.address} <= {*links}
 
 
@@ -282,6 +285,13 @@ def test_data_are_what_findings_say() -> None:
     factors = [None if one.agreement is None else off_by(one) for one in findings]
     assert column(data, "off_by") == factors
     assert "off by a factor of 2" in factors
+
+
+def test_other_mistakes_that_explain_a_finding_are_told_apart_from_the_first() -> None:
+    diagnosis = {"name": "a", "explanation": "divided twice; or it is b, c", "also": ["b", "c"]}
+    data = data_of(report_of([finding_of("a", error=1.0, diagnosis=diagnosis)]))
+
+    assert column(data, "diagnosis") == [["a", "divided twice", [], ["b", "c"]]]
 
 
 def test_the_chain_of_a_traced_cause_is_in_the_data() -> None:

@@ -298,7 +298,7 @@ class _Firsts:
 
     @classmethod
     def of(cls, context: StepContext) -> _Firsts | None:
-        """The tokens that begin a step's slices; None if there are no slices or none are known."""
+        """The tokens that begin a step's slices; None without slices or a known cut."""
         placement, cp = context.placement, context.layout.cp
         if placement is None or cp == 1:
             return None

@@ -1,4 +1,4 @@
-"""The last writers of tensors: which operation last wrote to which part of which storage."""
+"""The last writers of tensors: for each part of a storage, the operation that last wrote to it."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         self._numbers: dict[float, float] = {}
         self._tensors: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
-        """The replacement of each operand of which autograd keeps the original, by storage."""
+        """The replacement of each operand whose original autograd keeps, by storage."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation; at the replacement's line, replace its operand or its result."""
@@ -82,7 +82,7 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return type(result)(self._instead((float(result),))[0])  # a number that Python reads
 
     def _with_operand(self, given: Any) -> Any:
-        """The operands, one of which is replaced and remembered for the backward pass."""
+        """The operands with one replaced; the replacement is remembered for the backward pass."""
         kind = torch.Tensor if self._replaced.operand is Operand.TENSOR else (int, float)
         left = self._replaced.position
 

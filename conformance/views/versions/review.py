@@ -57,7 +57,7 @@ ORDINARY = f"of the {Metric.POLICY_LOSS} term"
 ERROR_WIDTH = 100
 
 RAISED = re.compile(r"(.+?):(\d+)(?: |$)")
-"""The file and line in the place of a crash."""
+"""Matches the place of a crash: its file and its line."""
 
 BY_VERDICT = {Verdict.REFUSED: "refused", Verdict.UNSUPPORTED: "no longer offered"}
 
@@ -165,7 +165,7 @@ def _change(change: CauseChange, changed: Collection[str]) -> Iterator[str]:
 
 
 def _effect(cause: Cause) -> str:
-    """Returns the effect of a cause, and its reach as far as a review's few layouts show it."""
+    """Returns the effect of a cause, and the part of its reach that a review's few layouts show."""
     if not cause.reach.untested:
         return cause.effect
     tested = {*cause.reach.tested}
