@@ -45,7 +45,6 @@ from conformance.explain.catalogue.mistake import (
     Kind,
     Prediction,
     counting,
-    known,
 )
 from conformance.explain.catalogue.parts import (
     averaged_shares,
@@ -65,75 +64,8 @@ if TYPE_CHECKING:
     from conformance.expected.term import LossTerm
 
 
-SIZES = {
-    "cp": "cp (context-parallel ranks)",
-    "dp": "dp (data-parallel ranks)",
-    "dp_cp": "dp · cp (data- and context-parallel ranks)",
-    "pp": "pp (pipeline stages)",
-    "micro_batches": "the number of micro-batches per rank",
-    "group_size": "the number of samples per prompt",
-    "samples": "the number of samples",
-    "prompts": "the number of prompts",
-    "divisor": "the constant divisor",
-}
-
 EXTRA = {"multiplied": "an extra factor of", "divided": "an extra division by"}
 
-known(
-    {
-        f"{verb}_by_{size}": f"{extra} {words}"
-        for verb, extra in EXTRA.items()
-        for size, words in SIZES.items()
-    },
-    rank=1,
-    kind=Kind.FACTOR,
-)
-known(
-    {
-        f"{verb}_by_micro_batch_samples": f"{extra} the number of samples of a micro-batch"
-        for verb, extra in EXTRA.items()
-    },
-    rank=13,
-)
-known(
-    {
-        "partial_window_divided_as_whole": (
-            "an incomplete accumulation window is divided by the micro-batches of a complete one"
-        )
-    },
-    rank=8,
-    kind=Kind.FACTOR,
-)
-known(
-    {
-        "not_divided": (
-            "token losses are summed but never normalised",
-            "too large by the divisor that is missing, such as the number of tokens of a step",
-        ),
-        "samples_not_averaged": "sample sums are divided by the constant divisor but not averaged",
-    },
-    rank=2,
-)
-known(
-    {
-        **{f"weights_of_{mode}": f"reduced as {mode}" for mode in Mode if mode != Mode.CONSTANT},
-        "weights_of_token_mean_counting_empty_samples": (
-            "reduced as token_mean, counting a sample without active tokens as one token"
-        ),
-    },
-    rank=4,
-)
-known(
-    {
-        f"{unit}_units_{empty}": f"the mean is over {unit}s{which}"
-        for unit in SampleUnit
-        for empty, which in (
-            (EmptyUnits.COUNTED, ", including those without active tokens"),
-            (EmptyUnits.EXCLUDED, " with active tokens only"),
-        )
-    },
-    rank=11,
-)
 
 SMALL = 4096
 """The most tokens of a step whose predictions are kept for other checks."""
