@@ -14,6 +14,7 @@ import numpy as np
 from adapters.contract.job import DEFAULT_CONFIGURATION, REDUCER_DIVISOR
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
+from conformance.expected.loss_terms import plain_term
 from conformance.explain.catalogue.mistake import INACTIVE
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.engine import Explained
@@ -29,7 +30,6 @@ from conformance.judging.weights import (
     largest_error,
     mismatch,
     not_run,
-    plain_term,
     unjudged,
 )
 from conformance.ranks.messages import Declined

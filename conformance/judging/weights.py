@@ -9,11 +9,9 @@ import numpy as np
 
 from adapters.contract import PendingReduction
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.objective import Metric
 from conformance.expected import loss_terms
 from conformance.expected.placement import forward_pass_of_token, rows_of_passes
 from conformance.expected.step_context import ExpectedNumber, StepContext
-from conformance.expected.term import LossTerm
 from conformance.explain.clues import clues
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.engine import Explained
@@ -34,7 +32,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Depth, Description, Job, Layout, Observation
     from adapters.contract.description import Convention
-    from adapters.contract.objective import Objective
+    from adapters.contract.objective import Metric
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Behaviour, Logged, Picture
     from conformance.judging.rescaling import Rescaling
@@ -228,15 +226,10 @@ def judge_weights(trained: Trained) -> Judgement:
     measurements = [
         Measurement(terms=[term], observed=weights, tolerance=tolerance, derivatives=derivatives)
         for context, derivatives, of_ranks in trained.steps()
-        for term in [plain_term(context, metric)]
+        for term in [loss_terms.plain_term(context, metric)]
         for weights in of_ranks
     ]
     return trained.judged(measurements, _error, wrong_gradient)
-
-
-def plain_term(context: StepContext, metric: Metric | Objective = Metric.POLICY_LOSS) -> LossTerm:
-    """The term of a step whose factors are all 1, so that its products are the weights."""
-    return LossTerm(metric=metric, context=context, factors=np.ones_like(context.expected))
 
 
 def _error(measurement: Measurement) -> float | None:
@@ -272,7 +265,8 @@ def step_context(
         rows_of_passes=rows_of_passes(observations, step_index, job.layout),
         is_skipped=any(step_index in one.skipped_steps for one in observations),
     )
-    return context.of_term(loss_terms.reducer(job.objective, description.conventions))
+    term = loss_terms.trained_term(job.objective)
+    return context.of_term(loss_terms.reducer(term, description.conventions))
 
 
 def largest_error(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> float | None:

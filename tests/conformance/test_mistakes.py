@@ -9,7 +9,7 @@ import pytest
 from adapters.contract import Layout, Option
 from adapters.contract.objective import Metric, Objective
 from conformance.corpus.cases import CORPUS
-from conformance.expected.loss_terms import logged_terms, off_policy_term
+from conformance.expected.loss_terms import logged_terms, off_policy_term, plain_term
 from conformance.expected.placement import passes_in_order
 from conformance.explain.catalogue.misalignments import misaligned_by_padding
 from conformance.explain.catalogue.mistake import MISTAKES
@@ -18,7 +18,6 @@ from conformance.explain.diagnosis import diagnose
 from conformance.explain.engine import Explained
 from conformance.explain.measurement import Measurement
 from conformance.findings.errors import UnknownCutError
-from conformance.judging.weights import plain_term
 from reference.aggregation import (
     AuxiliaryAggregation,
     Conventions,
