@@ -108,7 +108,7 @@ def averaged_shares(context: StepContext) -> Iterator[Prediction]:
         yield Prediction(name="shares_of_all_ranks_averaged", weights=context.expected / averaged)
 
 
-def parts(context: StepContext) -> Iterator[Prediction]:
+def counted_in_parts(context: StepContext) -> Iterator[Prediction]:
     """Counts within a rank, micro-batch or context-parallel slice instead of within the step."""
     if context.placement is None:
         return

@@ -18,26 +18,10 @@ from adapters.contract import Option
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.step_context import of_samples
 from conformance.expected.term import PolicyDerivative, ValueDerivative
+from conformance.explain.catalogue import miscounts, parts
 from conformance.explain.catalogue.advantages import values_of_others, wrong_advantages
 from conformance.explain.catalogue.groups import read_off_variances
 from conformance.explain.catalogue.losses import wrong_derivatives, wrong_value_derivatives
-from conformance.explain.catalogue.miscounts import (
-    adjacent_prompts,
-    clamped_shares,
-    empty_micro_batches,
-    filling_rows,
-    off_by_one,
-    off_by_the_same,
-    other_mask,
-    other_steps,
-    other_tokens,
-    other_units,
-    padded_widths,
-    rejection_left_out,
-    rounded_counts,
-    rounded_shares,
-    truncated_counted,
-)
 from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import (
     INACTIVE,
@@ -45,12 +29,6 @@ from conformance.explain.catalogue.mistake import (
     Kind,
     Prediction,
     counting,
-)
-from conformance.explain.catalogue.parts import (
-    averaged_shares,
-    carried_over,
-    filled_up,
-    parts,
 )
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
@@ -88,7 +66,7 @@ def predictions_of_sums(context: StepContext) -> Iterator[Prediction]:
         else:
             yield one
     yield from shares(context)
-    yield from averaged_shares(context)
+    yield from parts.averaged_shares(context)
     step = context.step
     if not step.mask.all():
         unmasked = replace(step, mask=np.ones_like(step.mask), original_mask=None)
@@ -141,37 +119,37 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
     small steps match by chance, come last. In a step with a single active token any ratio looks
     like a factor, so miscounts come first.
     """
-    yield from filled_up(context)
-    yield from truncated_counted(context)
+    yield from parts.filled_up(context)
+    yield from miscounts.truncated_counted(context)
     if np.count_nonzero(context.step.mask) == 1:
-        yield from other_tokens(context)
-        yield from clamped_shares(context)
+        yield from miscounts.other_tokens(context)
+        yield from miscounts.clamped_shares(context)
         yield from _undivided(context)
     yield from _factors(context, of_layout=True)
     for kind in (
         _undivided,
-        other_steps,
-        rejection_left_out,
-        other_mask,
-        other_tokens,
-        empty_micro_batches,
-        off_by_the_same,
-        adjacent_prompts,
+        miscounts.other_steps,
+        miscounts.rejection_left_out,
+        miscounts.other_mask,
+        miscounts.other_tokens,
+        miscounts.empty_micro_batches,
+        miscounts.off_by_the_same,
+        miscounts.adjacent_prompts,
         _other_modes,
         _other_conventions,
-        other_units,
-        filling_rows,
-        parts,
-        carried_over,
+        miscounts.other_units,
+        miscounts.filling_rows,
+        parts.counted_in_parts,
+        parts.carried_over,
         _partial_window,
-        rounded_counts,
-        clamped_shares,
-        rounded_shares,
-        off_by_one,
+        miscounts.rounded_counts,
+        miscounts.clamped_shares,
+        miscounts.rounded_shares,
+        miscounts.off_by_one,
     ):
         yield from kind(context)
     yield from _factors(context, of_layout=False)
-    yield from padded_widths(context)
+    yield from miscounts.padded_widths(context)
     yield from _micro_batch_samples(context)
 
 
@@ -188,11 +166,11 @@ def _micro_batch_samples(context: StepContext) -> Iterator[Prediction]:
 
 def _partial_window(context: StepContext) -> Iterator[Prediction]:
     """Divides by one micro-batch more than the step has, on layouts with a partial window."""
-    parts = context.layout.micro_batches
-    if not isinstance(parts, int):
-        parts = 0 if context.placement is None else context.most_micro_batches
-    if Option.PARTIAL_WINDOW in context.layout.options and parts:
-        weights = context.expected * (parts / (parts + 1))
+    count = context.layout.micro_batches
+    if not isinstance(count, int):
+        count = 0 if context.placement is None else context.most_micro_batches
+    if Option.PARTIAL_WINDOW in context.layout.options and count:
+        weights = context.expected * (count / (count + 1))
         yield Prediction(name="partial_window_divided_as_whole", weights=weights)
 
 
