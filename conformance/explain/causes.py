@@ -198,7 +198,7 @@ def _naming(
     A fact is shown if findings prove that it matters, if it says which number or gradient is wrong,
     or if the mistake needs it.
     """
-    shown = [*Evidence(table, claims, absent).shown(), *needed]
+    shown = [*Evidence(table, claims, absent, chosen_by).shown(), *needed]
     condition = [fact for fact in supposed if fact in shown or not is_choice(fact)]
     untested = [fact for fact in supposed if fact not in condition]
     return _Naming(condition, untested, [said(fact, chosen_by) for fact in condition])
