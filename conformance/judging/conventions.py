@@ -297,14 +297,14 @@ class _Judged:
     def _shown_convention(self) -> Diagnosis | None:
         """The diagnosis of an assumed convention that a policy loss or advantages confirm."""
         objective, declared = self.spec.objective, self.description.declared
-        is_of_groups = objective in OF_GROUPS
         is_plain = objective in (Objective.POLICY, Objective.REJECTION)
-        if self.spec.metric is not None or not (is_of_groups or is_plain):
+        if self.spec.metric is not None or not (is_plain or objective in OF_GROUPS):
             return None
+        right = None if is_plain else _estimated(self.trained)
         for name, other in _other_answers(self.description):
             changed = self.trained.declaring({name: other})
-            if is_of_groups:
-                if not np.allclose(_estimated(changed), _estimated(self.trained)):
+            if right is not None:
+                if not np.allclose(_estimated(changed), right):
                     return _answer_diagnosis(name, declared[name].value)
             elif (ratios := _ratios(self.trained, changed)) is not None:
                 return _answer_diagnosis(name, declared[name].value, ratios)
