@@ -12,7 +12,7 @@ from conformance.checker import coverage, explanations, jobs
 from conformance.checker.complaint import Complaint, outcome_complaint
 from conformance.expected.placement import forward_pass_of_token
 from conformance.judging.rescaling import trial
-from conformance.judging.weights import judge_weights
+from conformance.judging.weights import Trained, judge_weights
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran
 from reference.aggregation import Mode
@@ -138,7 +138,8 @@ class Probing:
         if not isinstance(outcome, Ran):
             return
         self._require_shapes(job, outcome)
-        for found in judge_weights(job, outcome.observations, self.pool.description).rescalings:
+        trained = Trained(job, outcome.observations, self.pool.description)
+        for found in judge_weights(trained).rescalings:
             words, where = found.diagnosis.explanation, jobs.described(job)
             raise _Complained(Complaint(name=found.name, where=where, words=words))
 

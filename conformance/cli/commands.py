@@ -130,19 +130,14 @@ def cases(options: argparse.Namespace) -> Iterator[str]:
 def plan(options: argparse.Namespace) -> Iterator[str]:
     """Yields the jobs of an adapter's quick plan."""
     from conformance.findings.report import PlanSize
-    from conformance.plan.plan import Plan, mode_of_advantages
+    from conformance.plan.plan import Plan
     from conformance.runs.registry import create, describe
     from conformance.views import listing
 
     adapter = create(options.adapter, options.engine)
     fitting = [one for one in adapter.layouts() if one.world_size <= options.max_ranks]
     return listing.plan_table(
-        Plan(
-            layouts=tuple(fitting),
-            size=PlanSize.QUICK,
-            mode_of_advantages=mode_of_advantages(adapter),
-            fills_up=adapter.fills_up,
-        ),
+        Plan(layouts=tuple(fitting), size=PlanSize.QUICK).driven_by(adapter),
         None if options.source is None else describe(adapter, options.source),
     )
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from conformance.explain.reach import options
-from conformance.judging.laws import first_of, is_same, is_same_gradient
+from conformance.judging.comparison import first_of, is_same, is_same_gradient
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:

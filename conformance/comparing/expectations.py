@@ -72,6 +72,7 @@ from pydantic import (
     model_validator,
 )
 
+from conformance.explain.catalogue.mistake import MISTAKES
 from conformance.findings.badness import failure
 from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.errors import InvalidExpectationsError
@@ -114,8 +115,6 @@ def _listed(names: Any) -> Any:
 def _mistakes(names: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
     if info.context is None:
         return names
-    from conformance.explain.catalogue.mistake import MISTAKES  # imports numpy
-
     return tuple(_known(name, MISTAKES) for name in names)
 
 

@@ -17,10 +17,12 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
+    FROM_REWARDS,
     KL_COEFFICIENT,
     OF_CRITIC,
     OF_SAMPLES,
     OF_TERMS,
+    OFF_POLICY,
     SELECTING,
     VALUE_COEFFICIENT,
     Metric,
@@ -81,27 +83,31 @@ def coefficients(metric: Metric, objective: Objective) -> dict[Metric, float]:
     return SUMS.get(objective, {Metric.POLICY_LOSS: 1.0})
 
 
+TRAINED_TERMS: dict[Objective, Metric | Objective] = {
+    Objective.ENTROPY: Metric.ENTROPY,
+    Objective.KL: Metric.KL,
+    Objective.ADAPTIVE_KL: Metric.KL,
+    Objective.SFT: Objective.SFT,
+    **dict.fromkeys(OF_CRITIC, Objective.VALUE),
+}
+"""The names of objectives' only terms, apart from policy losses, which share one name."""
+
+
 def trained_term(objective: Objective) -> Metric | Objective:
     """The name of an objective's only term; all policy losses share one name."""
-    others: dict[Objective, Metric | Objective] = {
-        Objective.ENTROPY: Metric.ENTROPY,
-        Objective.KL: Metric.KL,
-        Objective.ADAPTIVE_KL: Metric.KL,
-        Objective.SFT: Objective.SFT,
-        **dict.fromkeys(OF_CRITIC, Objective.VALUE),
-    }
-    return others.get(objective, Metric.POLICY_LOSS)
+    return TRAINED_TERMS.get(objective, Metric.POLICY_LOSS)
 
 
-def reducer(objective: Objective, conventions: Conventions) -> AuxiliaryAggregation | None:
-    """The aggregation of an objective's only term; None if it is aggregated as the policy loss."""
+def reducer(term: Metric | Objective, conventions: Conventions) -> AuxiliaryAggregation | None:
+    """The aggregation of a term of a loss; None if it is aggregated as the policy loss."""
+    of_critic = conventions.value_loss or AuxiliaryAggregation.WITH_TOKEN_MEAN
     return {
-        Objective.ENTROPY: conventions.entropy,
-        Objective.KL: conventions.kl,
-        Objective.ADAPTIVE_KL: conventions.kl,
+        Metric.ENTROPY: conventions.entropy,
+        Metric.KL: conventions.kl,
+        Metric.VALUE_LOSS: of_critic,
+        Objective.VALUE: of_critic,
         Objective.SFT: AuxiliaryAggregation.WITH_TOKEN_MEAN,
-        **dict.fromkeys(OF_CRITIC, conventions.value_loss or AuxiliaryAggregation.WITH_TOKEN_MEAN),
-    }.get(objective)
+    }.get(term)
 
 
 CONVENTIONS_OF_LOGS = {
@@ -131,19 +137,6 @@ def reducer_of_log(metric: Metric, conventions: Conventions) -> AuxiliaryAggrega
     return how
 
 
-def reducer_of_term(metric: Metric, conventions: Conventions) -> AuxiliaryAggregation | None:
-    """The aggregation of a term or logged metric; None if it is aggregated as the policy loss."""
-    if metric is Metric.POLICY_LOSS:
-        return None
-    of_term = {
-        Metric.ENTROPY: conventions.entropy,
-        Metric.KL: conventions.kl,
-        Metric.REJECTED: conventions.rejected or conventions.diagnostics,
-        Metric.VALUE_LOSS: conventions.value_loss or AuxiliaryAggregation.WITH_TOKEN_MEAN,
-    }
-    return of_term.get(metric, conventions.diagnostics)
-
-
 CONVENTIONS_OF_MASKS = {
     Metric.ENTROPY: "entropy_mask",
     Metric.KL: "kl_mask",
@@ -169,7 +162,7 @@ def logged_terms(context: StepContext, objective: Objective, metric: Metric) -> 
     """The terms of a logged number, in the context of a step that an objective is trained on."""
     conventions = context.conventions
     batch = ProbedBatch.make(conventions, context.steps, objective)
-    reducer_of = reducer_of_term if metric is Metric.LOSS else reducer_of_log
+    reducer_of = reducer if metric is Metric.LOSS else reducer_of_log
     if metric is not Metric.LOSS:
         plain = replace(conventions, micro_batch_weight=MicroBatchWeight.EQUAL)
         context = replace(context, conventions=plain)
@@ -193,6 +186,29 @@ def _source(metric: Metric, batch: ProbedBatch, step_index: int) -> Source | Non
     return None
 
 
+def plain_term(context: StepContext, metric: Metric | Objective = Metric.POLICY_LOSS) -> LossTerm:
+    """The term of a step whose factors are all 1, so that its products are the weights."""
+    return LossTerm(metric=metric, context=context, factors=np.ones(len(context.step.mask)))
+
+
+def gradient_terms(context: StepContext, objective: Objective) -> list[LossTerm]:
+    """The terms of a trained loss; a term whose derivative is known exactly has factors of 1."""
+    batch = ProbedBatch.make(context.conventions, context.steps, objective)
+    index = context.step_index
+    if objective in SUMS:
+        return combined_terms(context, batch.split(batch.dloss_dlogprob)[index], objective)
+    if objective is Objective.VALUE_CLIPPED:
+        return [clipped_value_term(context)]
+    if objective in OFF_POLICY:
+        return [off_policy_term(context, objective, batch.policy_tokens_of_step(index))]
+    if objective in FROM_REWARDS:
+        several = range(len(context.steps))
+        uncut = [replace(context, step_index=one, forward_pass_of_token=None) for one in several]
+        return [advantage_terms(uncut, objective)[index]]
+    term = trained_term(objective)
+    return [plain_term(context.of_term(reducer(term, context.conventions)), term)]
+
+
 def combined_terms(
     context: StepContext, dloss_dlogprob: NDArray[np.float64], objective: Objective
 ) -> list[LossTerm]:
@@ -207,9 +223,7 @@ def combined_terms(
     return [
         LossTerm(
             metric=metric,
-            context=_masked_context(context, metric).of_term(
-                reducer_of_term(metric, context.conventions)
-            ),
+            context=_masked_context(context, metric).of_term(reducer(metric, context.conventions)),
             factors=coefficient * derivatives[metric],
         )
         for metric, coefficient in SUMS[objective].items()
@@ -234,8 +248,8 @@ def clipped_value_term(context: StepContext) -> LossTerm:
     batch = ProbedBatch.make(context.conventions, context.steps, objective)
     tokens = batch.value_tokens_of_step(context.step_index)
     return LossTerm(
-        metric=trained_term(objective),
-        context=context.of_term(reducer(objective, context.conventions)),
+        metric=Objective.VALUE,
+        context=context.of_term(reducer(Objective.VALUE, context.conventions)),
         factors=value_losses.value_clipped(tokens, CONSTANTS.value_clip),
         source=ValueDerivative(tokens=tokens),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, TypeVar
 
 from conformance.corpus.configurations import CONFIG_CASES, LOG_CASES
 from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, Kind
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from conformance.findings.cause import CauseTrace, Clues
     from conformance.findings.finding import Finding, FindingId
 
+
+_Shared = TypeVar("_Shared")
 
 NAMED_INPUTS = 3
 """The most bad inputs that a statement names; further ones are only counted."""
@@ -136,9 +138,9 @@ def _with_traces(
         for one in telling:
             told.setdefault(place, f"{one.instead or 'a different factor'} at {place}")
     for place, names in groups.items():
-        split = _cause(
-            cause.name, told[place], _Naming.of(cause), [findings[name] for name in names]
-        )
+        condition = dict(zip(cause.condition, cause.condition_words, strict=True))
+        of_place = [findings[name] for name in names]
+        split = _cause(cause.name, told[place], condition, cause.untested, of_place)
         found = next((traces[name] for name in split.findings if name in traces), smallest)
         yield place, split.model_copy(update={**dict(found), "reach": cause.reach})
 
@@ -152,14 +154,11 @@ def _one(causes: Sequence[Cause], findings: Mapping[str, Finding]) -> Cause:
     if not others:
         return worst
 
-    def shared(of: Callable[[Cause], Sequence[str]]) -> list[str]:
+    def shared(of: Callable[[Cause], Sequence[_Shared]]) -> list[_Shared]:
         return [each for each in of(worst) if all(each in of(other) for other in others)]
 
-    naming = _Naming(
-        condition=shared(lambda one: one.condition),
-        untested=shared(lambda one: one.untested),
-        words=shared(lambda one: one.condition_words),
-    )
+    condition = shared(lambda one: [*zip(one.condition, one.condition_words, strict=True)])
+    untested = shared(lambda one: one.untested)
     reach = Reach(
         options=shared(lambda one: one.reach.options),
         rare=shared(lambda one: one.reach.rare),
@@ -169,39 +168,27 @@ def _one(causes: Sequence[Cause], findings: Mapping[str, Finding]) -> Cause:
     name = worst.name if is_one else UNEXPLAINED
     of_all = [findings[each] for one in causes for each in one.findings]
     found = {"suspects": worst.suspects, "chain": worst.chain, "token": worst.token}
-    return _cause(name, worst.words, naming, of_all).model_copy(update={**found, "reach": reach})
+    merged = _cause(name, worst.words, dict(condition), untested, of_all)
+    return merged.model_copy(update={**found, "reach": reach})
 
 
-class _Naming(NamedTuple):
-    """The condition of a cause, further possible conditions, and the condition in words."""
-
-    condition: Sequence[str]
-    untested: Sequence[str]
-    words: Sequence[str]
-
-    @classmethod
-    def of(cls, cause: Cause) -> Self:
-        """The conditions of an existing cause."""
-        return cls(cause.condition, cause.untested, cause.condition_words)
-
-
-def _naming(
+def _conditions(
     table: Table,
     supposed: Sequence[str],
     claims: int,
     absent: int,
     chosen_by: Mapping[str, Sequence[str]],
     needed: Sequence[str] = (),
-) -> _Naming:
-    """Splits the supposed condition of a cause into shown and untested facts.
+) -> tuple[dict[str, str], list[str]]:
+    """The shown facts of a cause's supposed condition, each in words, and the untested ones.
 
     A fact is shown if findings prove that it matters, if it says which number or gradient is wrong,
     or if the mistake needs it.
     """
-    shown = [*Evidence(table, claims, absent).shown(), *needed]
+    shown = [*Evidence(table, claims, absent, chosen_by).shown(), *needed]
     condition = [fact for fact in supposed if fact in shown or not is_choice(fact)]
     untested = [fact for fact in supposed if fact not in condition]
-    return _Naming(condition, untested, [said(fact, chosen_by) for fact in condition])
+    return {fact: said(fact, chosen_by) for fact in condition}, untested
 
 
 def _explained(
@@ -218,9 +205,9 @@ def _explained(
             claims[pair] |= part.bit
     for pair, found in claimed.items():
         absent, needed = table.absent(pair.mistake), MISTAKES[pair.mistake].only
-        naming = _naming(table, pair.condition, claims[pair], absent, chosen_by, needed)
+        of_pair = _conditions(table, pair.condition, claims[pair], absent, chosen_by, needed)
         also = table.equivalents(pair, claims[pair])
-        cause = _cause(pair.mistake, _says(pair.mistake, also), naming, [*found.values()])
+        cause = _cause(pair.mistake, _says(pair.mistake, also), *of_pair, [*found.values()])
         yield cause.model_copy(update={"also": also})
 
 
@@ -261,7 +248,8 @@ def _alike(
         if name == OPTION_IGNORED:  # the statement must name the option
             supposed = tuple(fact for fact in supposed if not fact.startswith("in "))
         absent = (table.right if name in MISTAKES else table.trained) & ~claims
-        yield _cause(name, statement, _naming(table, supposed, claims, absent, chosen_by), group)
+        of_group = _conditions(table, supposed, claims, absent, chosen_by)
+        yield _cause(name, statement, *of_group, group)
 
 
 def _kind(finding: Finding) -> tuple[str, str]:
@@ -314,15 +302,21 @@ def _stated(name: str) -> str:
     return MISTAKES[name].says if name in MISTAKES else name.replace("_", " ")
 
 
-def _cause(name: str, statement: str, naming: _Naming, findings: Sequence[Finding]) -> Cause:
+def _cause(
+    name: str,
+    words: str,
+    condition: Mapping[str, str],
+    untested: Sequence[str],
+    findings: Sequence[Finding],
+) -> Cause:
     smallest_first = sorted(findings, key=_size)
     places = {finding.place for finding in findings}
     return Cause(
         name=name,
-        condition=[*naming.condition],
-        untested=[*naming.untested],
+        condition=[*condition],
+        untested=[*untested],
         severity=min(map(_severity, findings), key=[*Severity].index),
-        statement=", ".join([statement, *naming.words]),
+        statement=", ".join([words, *condition.values()]),
         place=places.pop() if len(places) == 1 else None,
         findings=[finding.id for finding in smallest_first],
     )

@@ -15,7 +15,7 @@ from conformance.explain.conditions.wording import is_choice, options_of
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 
     from conformance.explain.cover import Table
 
@@ -27,10 +27,16 @@ OF_LAYOUTS = frozenset({*OF_JOBS, *OF_BATCHES, *OF_CUTS})
 
 
 class Evidence:
-    """The evidence of terms: ``claims`` show a cause, and ``absent`` terms show its absence."""
+    """The evidence of terms: ``claims`` show a cause, and ``absent`` terms show its absence.
 
-    def __init__(self, table: Table, claims: int, absent: int) -> None:
-        self._holds = table.facts
+    Without claims there is no evidence. ``chosen_by`` has the options that a user types for each
+    mode, objective and part of layouts.
+    """
+
+    def __init__(
+        self, table: Table, claims: int, absent: int, chosen_by: Mapping[str, Sequence[str]]
+    ) -> None:
+        self._holds, self._claims, self._chosen_by = table.facts, claims, chosen_by
         self._absent = absent & ~claims & table.telling_of(claims)
         self._same_case = self._absent & _alike(table.cases, claims)
         self._same_cut = self._absent & _alike(table.cuts, claims)
@@ -41,28 +47,20 @@ class Evidence:
         """The facts that all claims share and that matter."""
         return [fact for fact in self._shared if self._is_shown(fact)]
 
-    def needs_layout(
-        self, options: Collection[str], holds: int, chosen_by: Mapping[str, Sequence[str]]
-    ) -> bool:
+    def needs_layout(self, options: Collection[str], holds: int) -> bool:
         """Whether the cause needs one of ``options`` of layouts, which the terms ``holds`` set."""
-        kept = self._without(options, holds, chosen_by)
-        return self._is_gone(self._same_case & ~holds, kept)
+        return self._is_gone(self._same_case & ~holds, self._without(options, holds))
 
-    def needs_loss(
-        self, options: Collection[str], holds: int, chosen_by: Mapping[str, Sequence[str]]
-    ) -> bool:
+    def needs_loss(self, options: Collection[str], holds: int) -> bool:
         """Whether the cause needs one of ``options`` of losses, which have cases of their own."""
-        kept = self._without(options, holds, chosen_by)
-        of_choices = [fact for fact in kept if fact not in FACTS_OF_STEPS]
-        return self._is_gone(self._absent & ~holds, of_choices)
+        kept = (fact for fact in self._without(options, holds) if fact not in FACTS_OF_STEPS)
+        return self._is_gone(self._absent & ~holds, kept)
 
-    def _without(
-        self, options: Collection[str], holds: int, chosen_by: Mapping[str, Sequence[str]]
-    ) -> list[str]:
-        """The shared facts that a step without the given options can have."""
-        return [
-            fact for fact in self._others(holds) if not {*options} & {*options_of(fact, chosen_by)}
-        ]
+    def _without(self, options: Collection[str], holds: int) -> Iterator[str]:
+        """Yield the shared facts that a step without the given options can have."""
+        for fact in self._others(holds):
+            if not {*options} & {*options_of(fact, self._chosen_by)}:
+                yield fact
 
     def _is_shown(self, fact: str) -> bool:
         holds = self._holds[fact]
@@ -90,7 +88,8 @@ class Evidence:
 
     def _is_gone(self, telling: int, kept: Iterable[str]) -> bool:
         """Whether at least one of the terms ``telling`` has all the facts ``kept``."""
-        return reduce(lambda terms, fact: terms & self._holds[fact], kept, telling) != 0
+        left = reduce(lambda terms, fact: terms & self._holds[fact], kept, telling)
+        return bool(self._claims and left)
 
 
 def _alike(parts: Mapping[Hashable, int], claims: int) -> int:

@@ -57,7 +57,7 @@ OF_EVERY_STEP = ("dp", "mb")
 NAMED_CHOICES = 3
 """Alternative options that a reach names; further ones are only counted."""
 
-Need = Callable[["Collection[str]", int, "Mapping[str, Sequence[str]]"], bool]
+Need = Callable[["Collection[str]", int], bool]
 """`Evidence.needs_layout` or `Evidence.needs_loss`."""
 
 Choice = tuple[str, ...]
@@ -90,14 +90,16 @@ class Reaching:
         If findings share no option but each needs one, users must set one of these options.
         """
         claims = sum(self._table.bits.get(finding.id, 0) for finding in findings)
-        evidence = Evidence(self._table, claims, self._absent(cause))
+        is_failure = cause.severity is Severity.NOT_TRAINED
+        absent = self._table.trained if is_failure else self._table.right
+        evidence = Evidence(self._table, claims, absent, self._chosen_by)
         needs: dict[str, bool] = {}
         of_losses = zip(*(_of_the_loss(one, self._chosen_by) for one in findings), strict=True)
         for choices in of_losses:
-            needs |= self._needed(choices, evidence.needs_loss, claims)
+            needs |= self._needed(choices, evidence.needs_loss)
         layouts = [_of_the_layout(one, self._chosen_by) for one in findings]
         for option in _shared(layouts):
-            needs |= self._needed([(option,)], evidence.needs_layout, claims)
+            needs |= self._needed([(option,)], evidence.needs_layout)
         # If the condition has rare facts, other rare facts of its steps may just accompany them.
         rare = rare_of(supposed_of(cause)) or rare_of(evidence.shown())
         return Reach(
@@ -109,26 +111,15 @@ class Reaching:
             ],
         )
 
-    def _absent(self, cause: Cause) -> int:
-        is_failure = cause.severity is Severity.NOT_TRAINED
-        return self._table.trained if is_failure else self._table.right
-
-    def _needed(self, choices: Sequence[Choice], needs: Need, claims: int) -> dict[str, bool]:
+    def _needed(self, choices: Sequence[Choice], needs: Need) -> dict[str, bool]:
         """Whether each option that all choices share is needed; without one, the alternatives."""
         common = _shared(choices)
         if not common and all(choices):
             several = sorted({*choices}, key=lambda choice: (len(choice), choice))
             holds = reduce(or_, (self._holds[choice] for choice in several))
             options = {*chain.from_iterable(several)}
-            return {_either(several): self._is_needed(options, holds, needs, claims)}
-        return {
-            option: self._is_needed([option], self._holds[option,], needs, claims)
-            for option in common
-        }
-
-    def _is_needed(self, options: Collection[str], holds: int, needs: Need, claims: int) -> bool:
-        """Whether the cause needs one of ``options``; False if there are no claims as evidence."""
-        return bool(claims) and needs(options, holds, self._chosen_by)
+            return {_either(several): needs(options, holds)}
+        return {option: needs([option], self._holds[option,]) for option in common}
 
 
 def supposed_of(cause: Cause) -> list[str]:

@@ -33,11 +33,12 @@ def folder(name: str) -> Path:
 
 @cache
 def digest_of_code() -> str:
-    """A digest of the code that makes findings and explains them."""
+    """A digest of the code that makes findings and explains them, and of its tables."""
     digest = hashlib.sha256()
     for package in OURS:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            digest.update(path.read_bytes())
+        for path in sorted((ROOT / package).rglob("*.*")):
+            if path.suffix in (".py", ".toml"):
+                digest.update(path.read_bytes())
     return digest.hexdigest()
 
 

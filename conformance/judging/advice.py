@@ -15,38 +15,33 @@ from conformance.explain.catalogue.mistake import MISTAKES, OPTION_IGNORED, comm
 from conformance.findings.finding import Diagnosis
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, advice, judge_measurements
+from conformance.judging.weights import Judgement, advice
 from reference.aggregation import Aggregation
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
-    from adapters.contract import Description, Job, Observation
+    from adapters.contract import Description, Job
     from conformance.findings.cause import Clues
-    from conformance.judging.weights import Judging
+    from conformance.judging.weights import Trained
     from reference.aggregation import Mode
 
-    Judge = Callable[[Job, Sequence[Observation], Description, Judging], Judgement]
+    Judge = Callable[[Trained], Judgement]
 
 
-def judge_by_fixed_mode(
-    judge: Judge,
-    job: Job,
-    observations: Sequence[Observation],
-    description: Description,
-    judging: Judging = judge_measurements,
-) -> Judgement:
+def judge_by_fixed_mode(judge: Judge, trained: Trained) -> Judgement:
     """The judgement of a job whose objective, by the framework's documents, has a fixed mode.
 
     A framework that uses the job's mode all the same conforms. A framework that uses the fixed mode
     conforms to its documents, and its users are advised that the job's mode is ignored.
     """
-    fixed = description.fixed_modes.get(job.objective)
-    as_set = judge(job, observations, description, judging)
+    job = trained.job
+    fixed = trained.description.fixed_modes.get(job.objective)
+    as_set = judge(trained)
     if fixed is None or fixed.mode is job.aggregation.mode or as_set.verdict is Verdict.CONFORMS:
         return as_set
     as_fixed = replace(job, aggregation=Aggregation(fixed.mode))
-    judgement = judge(as_fixed, observations, description, judging)
+    judgement = judge(replace(trained, job=as_fixed))
     if judgement.verdict is not Verdict.CONFORMS:
         return judgement
     explanation = (

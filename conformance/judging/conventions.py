@@ -33,7 +33,7 @@ from conformance.explain.catalogue.mistake import ASSUMED, MISTAKES, Kind, doubt
 from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, advice, judge_measurements, verdict_alone
+from conformance.judging.weights import Judgement, advice
 from reference.aggregation import (
     AuxiliaryAggregation,
     ComparedTokens,
@@ -46,17 +46,19 @@ from reference.aggregation import (
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping
     from enum import StrEnum
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Description, Job, Observation
+    from adapters.contract import Description
     from adapters.contract.description import Convention
     from conformance.judging.advice import Judge
-    from conformance.judging.weights import Judging
+    from conformance.judging.weights import Trained
     from conformance.plan.checks import CheckSpec
     from reference.aggregation import TokenSet
+
+    Declared = Mapping[str, Convention]
 
 MEAN_OF_MEANS = "mean_of_means"
 
@@ -92,42 +94,38 @@ TERMS = {
 }
 """The conventions by which the terms of an objective are aggregated."""
 
+WEIGHTS_OF_MEANS = [f"weights_of_{mode}" for mode in (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN)]
+"""The mistakes by which means of samples or of prompts are averaged."""
+
 OF_LOGGED_ROLLOUTS = {Metric.ADVANTAGE: "logged_advantages", Metric.VALUE: "logged_values"}
 
 
-def judge_by_conventions(
-    judge: Judge,
-    spec: CheckSpec,
-    job: Job,
-    observations: Sequence[Observation],
-    description: Description,
-) -> Judgement:
+def judge_by_conventions(judge: Judge, spec: CheckSpec, trained: Trained) -> Judgement:
     """Judge by the declared conventions, and by others that may be right as well.
 
     Where no document says over which mask a term is averaged, both masks are accepted; a mask that
     known versions do not use is advice. A mismatch that is unexplained under the assumed tokens of
     an estimator may be a known mistake under other tokens.
     """
-    declared = _Judged(judge, spec, job, observations, description)
+    declared = _Judged(judge, spec, trained)
     judgement = declared.judgement()
     found = [judgement]
-    for masks in _other_masks(spec, description):
+    for masks in declared.other_masks():
         if judgement.verdict is not Verdict.MISMATCH:
             break
         other = declared.declaring(masks).judgement()
         if other.verdict is not Verdict.MISMATCH:
-            return replace(_mask_judgement(other, masks, description), expected=judgement.expected)
+            advised = _mask_judgement(other, masks, trained.description)
+            return replace(advised, expected=judgement.expected)
         found.append(other)
-    if judgement.verdict is Verdict.MISMATCH and _names(judgement.diagnosis) == [UNEXPLAINED]:
-        others = _tokens_of_estimators(spec, description)
+    if judgement.verdict is Verdict.MISMATCH and judgement.names == [UNEXPLAINED]:
+        others = declared.tokens_of_estimators()
         found += [declared.declaring(tokens).judgement() for _, tokens in others]
     likeliest = min(found, key=_doubt)
     return judgement if likeliest is judgement else replace(likeliest, expected=judgement.expected)
 
 
-def _mask_judgement(
-    other: Judgement, masks: dict[str, Convention], description: Description
-) -> Judgement:
+def _mask_judgement(other: Judgement, masks: Declared, description: Description) -> Judgement:
     """The judgement under other masks; advice if it conforms and the adapter declares a mask."""
     changed = next((masks[name] for name in masks if name in description.declared), None)
     if changed is None or other.verdict is not Verdict.CONFORMS:
@@ -144,18 +142,7 @@ def _doubt(judgement: Judgement) -> tuple[int, float]:
     return doubt(name), min(map(len, explanations), default=math.inf)
 
 
-def _other_masks(spec: CheckSpec, description: Description) -> Iterator[dict[str, Convention]]:
-    """Yield the choices of undocumented masks of terms, except the declared choice."""
-    if spec.objective not in (Objective.REJECTION_OFF_POLICY, Objective.REJECTION_COMBINED):
-        return
-    terms = loss_terms.coefficients(spec.metric or Metric.LOSS, spec.objective)
-    names = {loss_terms.convention_of_mask(term) for term in terms} - {None}
-    of_terms = [_answers_of_mask(str(name), description) for name in sorted(map(str, names))]
-    for masks in [*product(*of_terms)][1:]:
-        yield {name: answer for one in masks for name, answer in one.items()}
-
-
-def _answers_of_mask(name: str, description: Description) -> list[dict[str, Convention]]:
+def _answers_of_mask(name: str, description: Description) -> list[Declared]:
     """The possible masks of a term, the declared one first; only that one if it is documented."""
     declared = description.declared.get(name, Assumed(DenominatorMask.MODIFIED))
     if isinstance(declared, Documented):
@@ -166,36 +153,32 @@ def _answers_of_mask(name: str, description: Description) -> list[dict[str, Conv
 
 @dataclass(frozen=True)
 class _Judged:
-    """The observations of a job, with everything needed to judge them by any conventions."""
+    """The observations of a check's job, with the judge of the check."""
 
     judge: Judge
     spec: CheckSpec
-    job: Job
-    observations: Sequence[Observation]
-    description: Description
+    trained: Trained
 
-    def declaring(self, declared: dict[str, Convention]) -> _Judged:
+    @property
+    def description(self) -> Description:
+        """The description with the declared conventions."""
+        return self.trained.description
+
+    def declaring(self, declared: Declared) -> _Judged:
         """A copy with the same observations, in which other conventions are declared."""
-        return replace(self, description=_declaring(self.description, declared))
+        return replace(self, trained=self.trained.declaring(declared))
 
-    def judged_by(
-        self, declared: dict[str, Convention], judging: Judging = judge_measurements
-    ) -> Judgement:
+    def judged_by(self, declared: Declared) -> Judgement:
         """The judgement if other conventions are declared."""
-        description = _declaring(self.description, declared)
-        return self.judge(self.job, self.observations, description, judging)
+        return self.judge(self.trained.declaring(declared))
 
-    def verdict_by(self, declared: dict[str, Convention]) -> Verdict:
+    def verdict_by(self, declared: Declared) -> Verdict:
         """The verdict if other conventions are declared, without an explanation."""
-        return self.judged_by(declared, verdict_alone).verdict
-
-    def is_right_by(self, declared: dict[str, Convention]) -> bool:
-        """Whether all numbers conform if other conventions are declared."""
-        return self.verdict_by(declared) is Verdict.CONFORMS
+        return self.judge(replace(self.trained.declaring(declared), explains=False)).verdict
 
     def judgement(self) -> Judgement:
         """The judgement by the declared conventions, or by others that may be right as well."""
-        judgement = self.judged_by({})
+        judgement = self.judge(self.trained)
         if judgement.verdict is Verdict.CONFORMS:
             shown = self._shown_means() or self._shown_convention() or self._shown_selection()
             found = shown and replace(judgement, verdict=Verdict.ADVICE, diagnosis=shown)
@@ -209,51 +192,122 @@ class _Judged:
             )
         return judgement
 
+    def other_masks(self) -> Iterator[Declared]:
+        """Yield the choices of undocumented masks of terms, except the declared choice."""
+        spec = self.spec
+        if spec.objective not in (Objective.REJECTION_OFF_POLICY, Objective.REJECTION_COMBINED):
+            return
+        terms = loss_terms.coefficients(spec.metric or Metric.LOSS, spec.objective)
+        names = filter(None, {loss_terms.convention_of_mask(term) for term in terms})
+        of_terms = [_answers_of_mask(name, self.description) for name in sorted(names)]
+        for masks in [*product(*of_terms)][1:]:
+            yield {name: answer for one in masks for name, answer in one.items()}
+
+    def tokens_of_estimators(self) -> Iterator[tuple[dict[str, TokenSet], Declared]]:
+        """Yield alternatives to an estimator's assumed token sets, the fewest changes first.
+
+        Each comes with the convention that declares it.
+        """
+        name = "of_values" if self.spec.objective in OF_VALUES else "of_returns"
+        convention = self.description.declared.get(name)
+        if self.spec.objective not in OF_TRANSITIONS or not isinstance(convention, Assumed):
+            return
+        for size in range(1, len(TOKENS) + 1):
+            for chosen in combinations(TOKENS, size):
+                others = {one: OTHER_SET[getattr(convention.value, one)] for one in chosen}
+                yield others, {name: Assumed(replace(convention.value, **others))}
+
     def _pooled(self, judgement: Judgement) -> Judgement | None:
         """The judgement of a pooled number where a mean of micro-batch means is declared.
 
         None if the number is not pooled.
         """
-        for pooled in _pooling(self.spec, self.description):
-            if self.is_right_by(pooled):
+        for pooled in self._pooling():
+            if self.verdict_by(pooled) is Verdict.CONFORMS:
                 other = self.judged_by(pooled)
                 return replace(other, expected=(*judgement.expected, *other.expected))
         return None
 
+    def _pooling(self) -> Iterator[Declared]:
+        """Yield the check's conventions with one or several of its means of means pooled."""
+        cut = {
+            name: convention
+            for name in self._conventions()
+            if (convention := self.description.declared.get(name))
+            and convention.value in OF_THE_STEP
+        }
+        for size in range(1, len(cut) + 1):
+            for names in combinations(cut, size):
+                yield {
+                    name: replace(cut[name], value=OF_THE_STEP[cut[name].value]) for name in names
+                }
+
+    def _conventions(self) -> Iterable[str]:
+        """The conventions by which the terms of the check are aggregated."""
+        if self.spec.metric is None or self.spec.metric is Metric.LOSS:
+            return TERMS.get(self.spec.objective, ())
+        return filter(None, [self._convention_of_log])
+
+    @property
+    def _convention_of_log(self) -> str | None:
+        """The convention by which the check's metric is aggregated, if one says how."""
+        metric = self.spec.metric
+        assert metric is not None
+        if metric in OF_ROLLOUTS:
+            return OF_LOGGED_ROLLOUTS.get(metric)
+        return loss_terms.convention_of_log(metric, self.description.conventions)
+
+    @property
+    def _is_undocumented_log(self) -> bool:
+        """Whether the check looks at a number whose mean the framework does not document."""
+        if self.spec.metric is None or self.spec.metric in LOSSES:
+            return False
+        convention = self.description.declared.get(self._convention_of_log or "")
+        return not isinstance(convention, Documented)
+
     def _other_answer(self, judgement: Judgement) -> Judgement | None:
-        """Advice that another answer than the assumed one holds, if all numbers conform to it."""
-        found = _mean_of_means(judgement, self.spec, self.description)
-        if found is None:
-            found = next((said for said, other in self._others() if self.is_right_by(other)), None)
+        """Advice that another answer than the assumed one holds, if all numbers conform to it.
+
+        Where a mean of means is declared, a number that differs from it is no such mean: padding
+        that is averaged in, for example, makes a number wrong both as pooled and as a mean of
+        means.
+        """
+        is_open = self._is_undocumented_log and not any(self._pooling())
+        if is_open and _averages_means(judgement):
+            return advice(_mean_diagnosis(judgement), judgement.expected)
+        answers = (
+            said for said, other in self._others() if self.verdict_by(other) is Verdict.CONFORMS
+        )
+        found = next(answers, None)
         return None if found is None else advice(found, judgement.expected)
 
-    def _others(self) -> Iterator[tuple[Diagnosis, dict[str, Convention]]]:
+    def _others(self) -> Iterator[tuple[Diagnosis, Declared]]:
         """Yield the alternatives to assumed answers, then to the assumed tokens of an estimator."""
         for name, other in _other_answers(self.description):
             yield _answer_diagnosis(name, other.value), {name: other}
-        for tokens, declared in _tokens_of_estimators(self.spec, self.description):
+        for tokens, declared in self.tokens_of_estimators():
             yield _token_set_diagnosis(tokens), declared
 
     def _shown_means(self) -> Diagnosis | None:
         """The diagnosis of an assumed mean of means, if a pooled number would differ from it."""
-        if not _is_undocumented_log(self.spec, self.description):
-            return None
-        pooling = _pooling(self.spec, self.description)
+        pooling = self._pooling() if self._is_undocumented_log else ()
         wrong = (one for one in pooling if self.verdict_by(one) is Verdict.MISMATCH)
         return next((_mean_diagnosis(self.judged_by(one)) for one in wrong), None)
 
     def _shown_convention(self) -> Diagnosis | None:
         """The diagnosis of an assumed convention that a policy loss or advantages confirm."""
-        if self.spec.metric is not None:
+        objective, declared = self.spec.objective, self.description.declared
+        is_plain = objective in (Objective.POLICY, Objective.REJECTION)
+        if self.spec.metric is not None or not (is_plain or objective in OF_GROUPS):
             return None
-        if self.spec.objective in OF_GROUPS:
-            return _shown_of_groups(self.job, self.description)
-        if self.spec.objective not in (Objective.POLICY, Objective.REJECTION):
-            return None
+        right = None if is_plain else _estimated(self.trained)
         for name, other in _other_answers(self.description):
-            ratios = _ratios(self.job, self.description, {name: other})
-            if ratios is not None:
-                return _answer_diagnosis(name, self.description.declared[name].value, ratios)
+            changed = self.trained.declaring({name: other})
+            if right is not None:
+                if not np.allclose(_estimated(changed), right):
+                    return _answer_diagnosis(name, declared[name].value)
+            elif (ratios := _ratios(self.trained, changed)) is not None:
+                return _answer_diagnosis(name, declared[name].value, ratios)
         return None
 
     def _shown_selection(self) -> Diagnosis | None:
@@ -261,19 +315,15 @@ class _Judged:
         convention = self.description.declared.get("selected")
         if self.spec.objective not in SELECTING or not isinstance(convention, Assumed):
             return None
-        if self.is_right_by({"selected": Assumed(ComparedTokens.STEP)}):
+        if self.verdict_by({"selected": Assumed(ComparedTokens.STEP)}) is Verdict.CONFORMS:
             return None
         return _answer_diagnosis("selected", convention.value)
-
-
-def _declaring(description: Description, declared: dict[str, Convention]) -> Description:
-    return replace(description, declared={**description.declared, **declared})
 
 
 def _deliberate(judgement: Judgement, description: Description) -> Judgement | None:
     """Advice on a mistake made on purpose; None if no such mistake explains the mismatch."""
     diagnosis = judgement.diagnosis
-    for name in _names(diagnosis):
+    for name in judgement.names:
         convention = description.deliberate.get(name)
         if diagnosis is not None and convention is not None:
             source = "documented nowhere"
@@ -285,65 +335,14 @@ def _deliberate(judgement: Judgement, description: Description) -> Judgement | N
     return None
 
 
-def _pooling(spec: CheckSpec, description: Description) -> Iterator[dict[str, Convention]]:
-    """Yield a check's conventions with one or several of its means of means pooled."""
-    cut = {
-        name: convention
-        for name in _conventions_of(spec, description)
-        if (convention := description.declared.get(name)) and convention.value in OF_THE_STEP
-    }
-    for size in range(1, len(cut) + 1):
-        for names in combinations(cut, size):
-            yield {name: replace(cut[name], value=OF_THE_STEP[cut[name].value]) for name in names}
-
-
-def _conventions_of(spec: CheckSpec, description: Description) -> Iterable[str]:
-    """The conventions by which the terms of a check are aggregated."""
-    if spec.metric is None or spec.metric is Metric.LOSS:
-        return TERMS.get(spec.objective, ())
-    name = _convention_of_log(spec.metric, description)
-    return () if name is None else (name,)
-
-
-def _convention_of_log(metric: Metric, description: Description) -> str | None:
-    if metric in OF_ROLLOUTS:
-        return OF_LOGGED_ROLLOUTS.get(metric)
-    return loss_terms.convention_of_log(metric, description.conventions)
-
-
-def _is_undocumented_log(spec: CheckSpec, description: Description) -> bool:
-    """Whether a check looks at a logged number whose mean the framework does not document."""
-    if spec.metric is None or spec.metric in LOSSES:
-        return False
-    name = _convention_of_log(spec.metric, description)
-    return name is None or not isinstance(description.declared.get(name), Documented)
-
-
-def _mean_of_means(
-    judgement: Judgement, spec: CheckSpec, description: Description
-) -> Diagnosis | None:
-    """The diagnosis of an undocumented mean of means; None if the number is anything else.
-
-    Where a mean of means is declared, a number that differs from it is no such mean: padding that
-    is averaged in, for example, makes a number wrong both as pooled and as a mean of means.
-    """
-    diagnosis = judgement.diagnosis
-    if not _is_undocumented_log(spec, description) or [*_pooling(spec, description)]:
-        return None
-    if diagnosis is None or not _averages_means(diagnosis):
-        return None
-    return _mean_diagnosis(judgement)
-
-
-def _averages_means(diagnosis: Diagnosis) -> bool:
+def _averages_means(judgement: Judgement) -> bool:
     """Whether a diagnosis says that means of a step's parts, samples or prompts are averaged.
 
     A diagnosis is the likeliest mistake, so a likelier one that gives the same number comes first.
     """
-    mistake = MISTAKES.get(diagnosis.name)
-    is_of_parts = mistake is not None and mistake.kind is Kind.PARTS
-    of_units = [f"weights_of_{mode}" for mode in (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN)]
-    return is_of_parts or diagnosis.name in of_units
+    name = judgement.diagnosis.name if judgement.diagnosis else ""
+    is_of_parts = name in MISTAKES and MISTAKES[name].kind is Kind.PARTS
+    return is_of_parts or name in WEIGHTS_OF_MEANS
 
 
 def _mean_diagnosis(pooled: Judgement) -> Diagnosis:
@@ -357,23 +356,6 @@ def _mean_diagnosis(pooled: Judgement) -> Diagnosis:
         f" {logged.expected:.7g}: {MISTAKES[MEAN_OF_MEANS].says}",
         numbers={"reported": logged.reported, "pooled": logged.expected},
     )
-
-
-def _tokens_of_estimators(
-    spec: CheckSpec, description: Description
-) -> Iterator[tuple[dict[str, TokenSet], dict[str, Convention]]]:
-    """Yield alternatives to an estimator's assumed token sets, the fewest changes first.
-
-    Each comes with the convention that declares it.
-    """
-    name = "of_values" if spec.objective in OF_VALUES else "of_returns"
-    convention = description.declared.get(name)
-    if spec.objective not in OF_TRANSITIONS or not isinstance(convention, Assumed):
-        return
-    for size in range(1, len(TOKENS) + 1):
-        for chosen in combinations(TOKENS, size):
-            others = {one: OTHER_SET[getattr(convention.value, one)] for one in chosen}
-            yield others, {name: Assumed(replace(convention.value, **others))}
 
 
 def _token_set_diagnosis(others: dict[str, TokenSet]) -> Diagnosis:
@@ -392,32 +374,25 @@ def _other_answers(description: Description) -> Iterator[tuple[str, Convention]]
             )
 
 
-def _shown_of_groups(job: Job, description: Description) -> Diagnosis | None:
-    """The diagnosis of an assumed way to compare rewards, if another gives other advantages."""
-    right = _estimated(job, description)
-    for name, other in _other_answers(description):
-        if not np.allclose(_estimated(job, _declaring(description, {name: other})), right):
-            return _answer_diagnosis(name, description.declared[name].value)
-    return None
-
-
-def _estimated(job: Job, description: Description) -> NDArray[np.float64]:
+def _estimated(trained: Trained) -> NDArray[np.float64]:
     """The advantages of a batch's active tokens under the declared conventions."""
-    rollouts = ProbedBatch.of(job, description.conventions).rollouts
-    conventions = estimator_conventions(job.objective, description.conventions)
-    return ESTIMATORS[job.objective](rollouts, conventions)[rollouts.mask]
+    job, conventions = trained.job, trained.description.conventions
+    rollouts = ProbedBatch.of(job, conventions).rollouts
+    of_estimator = estimator_conventions(job.objective, conventions)
+    return ESTIMATORS[job.objective](rollouts, of_estimator)[rollouts.mask]
 
 
-def _ratios(
-    job: Job, description: Description, other: dict[str, Convention]
-) -> tuple[float, float] | None:
+def _ratios(trained: Trained, changed: Trained) -> tuple[float, float] | None:
     """The range of the ratios of weights under two answers; None if all ratios are 1."""
-    changed = _declaring(description, other).conventions
-    pairs = [
-        [token_weights(step, job.aggregation, one) for one in (description.conventions, changed)]
-        for step in job.steps
-    ]
-    declared, others = (np.concatenate(weights) for weights in zip(*pairs, strict=True))
+    declared, others = (
+        np.concatenate(
+            [
+                token_weights(step, one.job.aggregation, one.description.conventions)
+                for step in one.job.steps
+            ]
+        )
+        for one in (trained, changed)
+    )
     if np.array_equal(declared, others):
         return None
     ratios = declared[others > 0] / others[others > 0]
@@ -440,8 +415,3 @@ def _answer_diagnosis(
         explanation=f"{MISTAKES[found].says}; a token weighs {span} times what it would otherwise",
         numbers={"lowest_ratio": low, "highest_ratio": high},
     )
-
-
-def _names(diagnosis: Diagnosis | None) -> list[str]:
-    """The names of all mistakes that explain a mismatch."""
-    return [] if diagnosis is None else [diagnosis.name, *diagnosis.also]

@@ -24,10 +24,7 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.weights import (
     Judgement,
     advice,
-    judge_measurements,
     mismatch,
-    observed_steps,
-    step_context,
     unjudged,
     wrong_gradient,
 )
@@ -41,55 +38,47 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Description, Job, Observation
+    from adapters.contract import Job
     from conformance.expected.step_context import StepContext
     from conformance.explain.engine import Explained
-    from conformance.judging.weights import Judging
+    from conformance.judging.weights import Trained
     from reference.losses.policy_losses import PolicyTokens
     from reference.step import Step
 
 
-def judge_combined(
-    job: Job,
-    observations: Sequence[Observation],
-    description: Description,
-    judging: Judging = judge_measurements,
-) -> Judgement:
+def judge_combined(trained: Trained) -> Judgement:
     """Judge the sum of the terms' gradients, token by token.
 
     The error of a token is relative to the sum of its terms' absolute values, as terms may cancel.
     """
-    tolerance = weight_bound(description.dtype, terms=len(loss_terms.SUMS[job.objective]))
+    objective = trained.job.objective
+    tolerance = weight_bound(trained.description.dtype, terms=len(loss_terms.SUMS[objective]))
     measurements = [
         Measurement(terms=terms, observed=weights * derivatives, tolerance=tolerance)
-        for context, derivatives, of_ranks in observed_steps(job, observations, description)
-        for terms in [loss_terms.combined_terms(context, derivatives, job.objective)]
+        for context, derivatives, of_ranks in trained.steps()
+        for terms in [loss_terms.combined_terms(context, derivatives, objective)]
         for weights in of_ranks
     ]
-    return judging(measurements, _error, wrong_gradient)
+    return trained.judged(measurements, _error, wrong_gradient)
 
 
-def judge_off_policy(
-    job: Job,
-    observations: Sequence[Observation],
-    description: Description,
-    judging: Judging = judge_measurements,
-) -> Judgement:
+def judge_off_policy(trained: Trained) -> Judgement:
     """Judge the gradient of a loss with clipping, token by token.
 
     The loss is a policy loss with ratios other than 1, or a critic's clipped loss.
     """
-    batch = ProbedBatch.of(job, description.conventions)
+    objective, description = trained.job.objective, trained.description
+    batch = ProbedBatch.of(trained.job, description.conventions)
     measurements: list[Measurement] = []
-    for context, derivatives, of_ranks in observed_steps(job, observations, description):
-        if job.objective is Objective.VALUE_CLIPPED:
+    for context, derivatives, of_ranks in trained.steps():
+        if objective is Objective.VALUE_CLIPPED:
             term, condition_number = loss_terms.clipped_value_term(context), 1.0
         else:
             tokens = batch.policy_tokens_of_step(context.step_index)
-            term = loss_terms.off_policy_term(context, job.objective, tokens)
-            condition_number = condition(job.objective, tokens)
+            term = loss_terms.off_policy_term(context, objective, tokens)
+            condition_number = condition(objective, tokens)
         active = context.step.active_tokens
-        summed = active.sum() if job.objective in NORMALISED else active.max()
+        summed = active.sum() if objective in NORMALISED else active.max()
         tolerance = ratio_bound(description.dtype, int(summed), condition_number)
         divisors = np.where(derivatives == 0, 1.0, derivatives)
         measurements += (
@@ -100,7 +89,7 @@ def judge_off_policy(
             )
             for weights in of_ranks
         )
-    return judging(measurements, _error, wrong_gradient)
+    return trained.judged(measurements, _error, wrong_gradient)
 
 
 def _resolve_ties(
@@ -119,47 +108,39 @@ def _resolve_ties(
     return np.where(is_other, term.products, observed)
 
 
-def judge_advantages(
-    job: Job,
-    observations: Sequence[Observation],
-    description: Description,
-    judging: Judging = judge_measurements,
-) -> Judgement:
+def judge_advantages(trained: Trained) -> Judgement:
     """Judge the gradient of a policy loss whose advantages the framework computed from rewards."""
-    steps = [*observed_steps(job, observations, description)]
+    job, steps = trained.job, [*trained.steps()]
     contexts = [context for context, _, _ in steps]
-    observed = np.concatenate([_advantages(context, of_ranks) for context, _, of_ranks in steps])
-    terms = loss_terms.advantage_terms(contexts, job.objective, observed)
-    tolerance = ratio_bound(description.dtype, sum(len(step.mask) for step in job.steps))
+    shown = np.concatenate([_advantages(context, of_ranks) for context, _, of_ranks in steps])
+    terms = loss_terms.advantage_terms(contexts, job.objective, shown)
+    tolerance = ratio_bound(trained.description.dtype, sum(len(step.mask) for step in job.steps))
     measurements = [
         Measurement(terms=[term], observed=-weights, tolerance=tolerance)
         for term, (_, _, of_ranks) in zip(terms, steps, strict=True)
         for weights in of_ranks
     ]
-    return judging(measurements, _error, wrong_gradient)
+    return trained.judged(measurements, _error, wrong_gradient)
 
 
 MEGATRONS_OWN = "megatron/core/transformer/moe/router.py (apply_z_loss, _apply_aux_loss)"
 
 
-def judge_router(
-    job: Job,
-    observations: Sequence[Observation],
-    description: Description,
-    judging: Judging = judge_measurements,
-) -> Judgement:
+def judge_router(trained: Trained) -> Judgement:
     """Judge the coefficient, in each step, of the losses that the model itself adds: 1 is right.
 
     Megatron-Core documents that a router's losses are means over micro-batches and data-parallel
     ranks (``attach_and_log_load_balancing_loss``), whatever the policy loss is divided by.
     """
-    holding = [one for one in observations[job.layout.last_stage] if one.own_losses]
+    job = trained.job
+    on_last_stage = trained.observations[job.layout.last_stage]
+    holding = [one for one in on_last_stage if one.own_losses]
     if not holding:
         return unjudged(Verdict.NOT_DRIVEN, "the adapter reads no losses of the model's own")
-    tolerance = ratio_bound(description.dtype, sum(_routed(step) for step in job.steps))
+    tolerance = ratio_bound(trained.description.dtype, sum(map(_routed, job.steps)))
     measurements = [
         Measurement(
-            terms=[_router_term(step_context(job, index, observations, description))],
+            terms=[_router_term(trained.context(index))],
             observed=np.array([of_steps[index]]),
             tolerance=tolerance,
             is_per_token=False,
@@ -168,9 +149,9 @@ def judge_router(
         for of_steps in one.own_losses.values()
         for index in range(len(job.steps))
     ]
-    judged = judging(measurements, _error, _wrong_coefficient)
+    judged = trained.judged(measurements, _error, _wrong_coefficient)
     judgement = replace(judged, expected=())  # a router also counts prompt tokens
-    routed = sum(one.routed for one in observations[job.layout.last_stage])
+    routed = sum(one.routed for one in on_last_stage)
     if judgement.verdict is Verdict.CONFORMS:
         return judgement
     if not routed:

@@ -14,6 +14,7 @@ import numpy as np
 from adapters.contract.job import DEFAULT_CONFIGURATION, REDUCER_DIVISOR
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT
 from conformance.corpus.configurations import TRIALS, ConfigCase, Demand
+from conformance.expected.loss_terms import plain_term
 from conformance.explain.catalogue.mistake import INACTIVE
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.engine import Explained
@@ -21,39 +22,63 @@ from conformance.explain.measurement import Measurement
 from conformance.findings.agreement import agreement, direction
 from conformance.findings.sanitize import first_line
 from conformance.findings.verdict import Verdict
-from conformance.judging.laws import differing_gradients
+from conformance.judging.comparison import differing_gradients
 from conformance.judging.picture import picture
 from conformance.judging.weights import (
     Judgement,
     judge_weights,
     largest_error,
     mismatch,
-    observed_steps,
-    plain_term,
+    not_run,
+    unjudged,
 )
+from conformance.ranks.messages import Declined
+from conformance.ranks.pool import Crashed
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Description, Job, Layout, Observation
+    from adapters.contract import Description, Job
     from adapters.contract.job import Setting
     from conformance.corpus.configurations import LogCase
     from conformance.expected.step_context import StepContext
-    from conformance.judging.laws import Run
+    from conformance.judging.further_jobs import FurtherJobs
+    from conformance.judging.weights import Trained
+    from conformance.plan.matrix import StartupCell
     from conformance.ranks.log_process import LogOutcome
-    from conformance.ranks.pool import Crashed
     from reference.step import Step
-
-    Ask = Callable[[Job], Sequence[Observation] | None]
 
 TERM_KL = ("KL", KL_COEFFICIENT)
 
 NOT_BROKEN = frozenset(Verdict) - {Verdict.MISMATCH}
 """Verdicts under which no rule on configurations is broken: a failed ordinary step breaks none."""
+
+COMPARED = (Demand.SAME, Demand.DEFAULT)
+"""Demands on configurations that must train like the default configuration."""
+
+
+def judge_configuration(cell: StartupCell, jobs: FurtherJobs) -> Judgement:
+    """Judge a configuration by the framework's rules, once its settings are known to be passed on.
+
+    A configuration that breaks no rule of the framework is not run.
+    """
+    case, description = cell.config_case, jobs.description
+    if not case.applies(description.conventions):
+        words = f"by its conventions nothing is wrong with {case.says}"
+        return unjudged(Verdict.UNSUPPORTED, words)
+    if (permitted := description.permits.get(case.rule)) is not None:
+        return unjudged(Verdict.UNSUPPORTED, f"{case.says}: allowed by {permitted}")
+    judged = by_own_rules(judge_startup(case, cell.job, jobs), case, description)
+    if judged.verdict in NOT_BROKEN:
+        return judged
+    ignored, settings = jobs.ignored_settings(cell.layout), case.configuration.settings
+    if ignored and (settings & ignored or settings - TRIALS.keys()):
+        return judge_ignored(ignored, judged.message)
+    return judged
 
 
 def by_own_rules(
@@ -86,26 +111,27 @@ def judge_ignored(ignored: Collection[Setting], message: str | None = None) -> J
     return replace(mismatch("configuration_ignored", words), message=message)
 
 
-def ignored_settings(description: Description, layout: Layout, run: Ask) -> frozenset[Setting]:
-    """The declared settings that change no weights although they must.
+def judge_startup(case: ConfigCase, job: Job, jobs: FurtherJobs) -> Judgement:
+    """Judge whether a framework refuses a configuration that it must refuse, or trains it rightly.
 
-    ``run`` returns the observations of a job, or None if it did not run.
+    If the default configuration does not run either, the default's crash or refusal is the verdict.
     """
-    return frozenset(
-        setting
-        for setting, trial in TRIALS.items()
-        if setting in description.configurations
-        and (modes := [mode for mode in trial.modes if mode in description.modes])
-        and all(_is_ignored(trial.job(mode, layout), run, description) for mode in modes)
-    )
-
-
-def _is_ignored(job: Job, run: Ask, description: Description) -> bool:
-    """Whether a job's weights are those of the default configuration, bit for bit."""
-    configured, default = run(job), run(replace(job, configuration=DEFAULT_CONFIGURATION))
-    if configured is None or default is None:
-        return False
-    return differing_gradients((job, default), (job, configured), description, 0.0) is None
+    description, outcome = jobs.description, jobs.run(job)
+    if isinstance(outcome, Crashed):
+        if outcome.verdict is Verdict.NOT_DRIVEN:
+            return not_run(outcome)
+        default = jobs.run(replace(job, configuration=DEFAULT_CONFIGURATION))
+        return not_run(default) if isinstance(default, Crashed) else judge_crash(case, outcome)
+    if isinstance(outcome, Declined):
+        is_refused = outcome.verdict == "refused"
+        return judge_refusal(case, outcome.message, description) if is_refused else not_run(outcome)
+    trained, plain = jobs.trained(job, outcome), None
+    if case.demand in COMPARED:
+        compared = jobs.run(compared_with(case, job, description))
+        if isinstance(compared, Declined | Crashed):
+            return not_run(compared)
+        plain = jobs.trained(job, compared)
+    return judge_acceptance(case, trained, plain)
 
 
 def judge_crash(case: ConfigCase, crash: Crashed) -> Judgement:
@@ -117,7 +143,7 @@ def judge_crash(case: ConfigCase, crash: Crashed) -> Judgement:
 
 def judge_refusal(case: ConfigCase, message: str, description: Description) -> Judgement:
     """Judge a framework's error message that refuses a configuration."""
-    if case.demand in (Demand.SAME, Demand.DEFAULT):
+    if case.demand in COMPARED:
         refused = mismatch("refused_what_it_supports", f"{case.says}, and it is refused")
         return replace(refused, message=message)
     by_setting = (description.configurations[one] for one in case.configuration.settings)
@@ -128,24 +154,18 @@ def judge_refusal(case: ConfigCase, message: str, description: Description) -> J
     return replace(mismatch("refused_without_naming", words), message=message)
 
 
-def judge_acceptance(
-    case: ConfigCase,
-    job: Job,
-    observations: Sequence[Observation],
-    description: Description,
-    plain: Sequence[Observation],
-) -> Judgement:
+def judge_acceptance(case: ConfigCase, trained: Trained, plain: Trained | None) -> Judgement:
     """Judge the step that the framework trained with an accepted configuration.
 
-    ``plain`` are the observations of the default configuration, for comparison.
+    ``plain`` is the step of the default configuration, if the two are compared.
     """
+    if plain is not None:
+        return _same(case, plain, trained)
     if case.demand is Demand.REFUSE:
-        return _accepted(case, job, observations, description)
-    if case.demand in (Demand.SAME, Demand.DEFAULT):
-        return _same(case, (job, plain), (job, observations), description)
+        return _accepted(case, trained)
     if case.demand is Demand.ONE_DIVISOR:
-        return _divided(case, job, observations, description)
-    return _reduced(case, job, observations, description)
+        return _divided(case, trained)
+    return _reduced(case, trained)
 
 
 def compared_with(case: ConfigCase, job: Job, description: Description) -> Job:
@@ -155,40 +175,36 @@ def compared_with(case: ConfigCase, job: Job, description: Description) -> Job:
     return replace(job, aggregation=Aggregation(mode, divisor), configuration=DEFAULT_CONFIGURATION)
 
 
-def _accepted(
-    case: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
-) -> Judgement:
+def _accepted(case: ConfigCase, trained: Trained) -> Judgement:
     """The mismatch of a configuration that should be refused, with a diagnosis of its weights.
 
     Weights are not diagnosed if the configuration changes the job's steps.
     """
-    if case.configuration.batch_size is not None or case.configuration.fault_injection is not None:
-        return mismatch("accepted", f"{case.says} is accepted and trained on")
-    if case.configuration.entropy or case.configuration.kl:
-        words = f"{case.says} is accepted; then {_term_words(case, job, observations, description)}"
-        return mismatch("accepted", words)
-    judged = judge_weights(job, observations, description)
+    configuration, words = case.configuration, f"{case.says} is accepted"
+    if configuration.batch_size is not None or configuration.fault_injection is not None:
+        return mismatch("accepted", f"{words} and trained on")
+    if configuration.entropy or configuration.kl:
+        return mismatch("accepted", f"{words}; then {_term_words(case, trained)}")
+    judged = judge_weights(trained)
     if judged.diagnosis is None:
-        words = f"{case.says} is accepted; then weights are those of {job.aggregation.mode}"
-        return mismatch("accepted", words)
-    words = f"{case.says} is accepted; then {judged.diagnosis.explanation}"
+        mode = trained.job.aggregation.mode
+        return mismatch("accepted", f"{words}; then weights are those of {mode}")
+    words = f"{words}; then {judged.diagnosis.explanation}"
     return replace(mismatch("accepted", words, judged.error), agreement=judged.agreement)
 
 
-def _term_words(
-    case: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
-) -> str:
+def _term_words(case: ConfigCase, trained: Trained) -> str:
     """Describes the observed aggregation of the term that a configuration adds to the loss.
 
     The term's weights are the gradient minus the policy loss's gradient.
     """
     name, coefficient = ("entropy", -ENTROPY_COEFFICIENT) if case.configuration.entropy else TERM_KL
-    policy, derivatives, (observed, *_) = next(observed_steps(job, observations, description))
+    policy, derivatives, (observed, *_) = next(trained.steps())
     left = (observed - policy.expected) * derivatives / coefficient
     context = policy.of_term(AuxiliaryAggregation.SAMPLE_MEAN)
     active = context.expected > 0
     amplified = np.abs(derivatives / coefficient)[active] * policy.expected[active]
-    tolerance = weight_bound(description.dtype, terms=2) * float(
+    tolerance = weight_bound(trained.description.dtype, terms=2) * float(
         1 + (amplified / context.expected[active]).max(initial=0.0)
     )
     measurement = Measurement(terms=[plain_term(context)], observed=left, tolerance=tolerance)
@@ -200,9 +216,9 @@ def _term_words(
     return f"of its {name} term, which would be a mean over samples, {found.explanation}"
 
 
-def _same(case: ConfigCase, plain: Run, configured: Run, description: Description) -> Judgement:
+def _same(case: ConfigCase, plain: Trained, configured: Trained) -> Judgement:
     """Judge whether weights equal those of the default configuration, bit for bit."""
-    pair = differing_gradients(plain, configured, description, 0.0)
+    pair = differing_gradients(plain, configured, 0.0)
     if pair is None:
         return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
     other, mine = pair
@@ -211,44 +227,50 @@ def _same(case: ConfigCase, plain: Run, configured: Run, description: Descriptio
     return replace(wrong, agreement=agreement(mine, other))
 
 
-def _divided(
-    case: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
-) -> Judgement:
+def _divided(case: ConfigCase, trained: Trained) -> Judgement:
     """Judge a divisor that the framework chooses: all active tokens of a step must share it."""
-    tolerance = weight_bound(description.dtype)
-    worst = 0.0
-    for context, _, of_ranks in observed_steps(job, observations, description):
-        for observed in of_ranks:
-            of_sums = observed[context.step.mask] * context.step.size
-            smallest, largest = float(of_sums.min()), float(of_sums.max())
-            if not smallest > 0:
-                return mismatch("tokens_missing", f"{case.says}, and some active tokens weigh 0")
-            error = largest / smallest - 1
-            if error > 2 * tolerance:
-                divisors = f"{1 / largest:.6g} to {1 / smallest:.6g}"
-                words = f"{case.says}, and tokens of one step are divided by {divisors}"
-                middle = Aggregation(Mode.CONSTANT, 1 / float(of_sums.mean()))
-                term = plain_term(replace(context, aggregation=middle))
-                measurement = Measurement(terms=[term], observed=observed, tolerance=tolerance)
-                return replace(_several_divisors(measurement, words), error=error)
-            worst = max(worst, error)
+    tolerance, worst = weight_bound(trained.description.dtype), 0.0
+    for context, observed in _weights_of_ranks(trained):
+        of_sums = observed[context.step.mask] * context.step.size
+        smallest, largest = float(of_sums.min()), float(of_sums.max())
+        if not smallest > 0:
+            return mismatch("tokens_missing", f"{case.says}, and some active tokens weigh 0")
+        worst = max(worst, largest / smallest - 1)
+        if largest / smallest - 1 > 2 * tolerance:
+            divisors = f"{1 / largest:.6g} to {1 / smallest:.6g}"
+            words = f"{case.says}, and tokens of one step are divided by {divisors}"
+            middle = Aggregation(Mode.CONSTANT, 1 / float(of_sums.mean()))
+            term = plain_term(replace(context, aggregation=middle))
+            measurement = Measurement(terms=[term], observed=observed, tolerance=tolerance)
+            found = diagnose(Explained(measurement))
+            wrong = mismatch("several_divisors", words, largest / smallest - 1)
+            if found.name != "unexplained":
+                rule = found.explanation.partition(": ")[0]
+                wrong = mismatch(found.name, f"{words}: {rule}", largest / smallest - 1)
+            return _measured(wrong, context, observed, measurement.expected)
     return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=2 * tolerance)
 
 
-def _several_divisors(measurement: Measurement, words: str) -> Judgement:
-    """The mismatch of a step with several divisors, compared with their mean."""
-    found = diagnose(Explained(measurement))
-    if found.name == "unexplained":
-        wrong = mismatch("several_divisors", words)
-    else:
-        rule = found.explanation.partition(": ")[0]
-        wrong = mismatch(found.name, f"{words}: {rule}")
-    return _measured_mismatch(
-        wrong, measurement.context, measurement.observed, measurement.expected
-    )
+def _reduced(case: ConfigCase, trained: Trained) -> Judgement:
+    """Judge whether a custom reducer's sums are divided by the step's tokens or samples."""
+    tolerance, worst = weight_bound(trained.description.dtype), 0.0
+    for context, observed in _weights_of_ranks(trained):
+        expected = reducer_weights(context.step, trained.job.aggregation.mode)
+        error = largest_error(observed, expected)
+        if error is None or error > tolerance:
+            wrong = _not_reduced(case, judge_weights(trained), observed, expected)
+            return replace(_measured(wrong, context, observed, expected), error=error)
+        worst = max(worst, error)
+    return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=tolerance)
 
 
-def _measured_mismatch(
+def _weights_of_ranks(trained: Trained) -> Iterator[tuple[StepContext, NDArray[np.float64]]]:
+    """Yield each step with the weights of each rank: [tokens]."""
+    for context, _, of_ranks in trained.steps():
+        yield from ((context, observed) for observed in of_ranks)
+
+
+def _measured(
     wrong: Judgement,
     context: StepContext,
     observed: NDArray[np.float64],
@@ -263,24 +285,6 @@ def _measured_mismatch(
         cosine=cosine,
         picture=picture(context, observed, expected),
     )
-
-
-def _reduced(
-    case: ConfigCase, job: Job, observations: Sequence[Observation], description: Description
-) -> Judgement:
-    """Judge whether a custom reducer's sums are divided by the step's tokens or samples."""
-    tolerance = weight_bound(description.dtype)
-    worst = 0.0
-    for context, _, of_ranks in observed_steps(job, observations, description):
-        expected = reducer_weights(context.step, job.aggregation.mode)
-        for observed in of_ranks:
-            error = largest_error(observed, expected)
-            if error is None or error > tolerance:
-                mode = judge_weights(job, observations, description)
-                wrong = _not_reduced(case, mode, observed, expected)
-                return replace(_measured_mismatch(wrong, context, observed, expected), error=error)
-            worst = max(worst, error)
-    return Judgement(verdict=Verdict.CONFORMS, error=worst, tolerance=tolerance)
 
 
 def _not_reduced(
@@ -306,6 +310,19 @@ def reducer_weights(step: Step, mode: Mode) -> NDArray[np.float64]:
     """The expected weights under a custom reducer, which divides sums: [tokens]."""
     units = step.active_tokens.sum() if mode is Mode.TOKEN_MEAN else step.size
     return step.mask / (REDUCER_DIVISOR * float(units))
+
+
+def judge_logs(
+    case: LogCase, outcome: LogOutcome, optimized: LogOutcome, description: Description
+) -> Judgement:
+    """Judge by the framework's rules whether it logs only well-formed entries.
+
+    ``optimized`` is the outcome under ``python -O``.
+    """
+    if outcome.kind in (Verdict.UNSUPPORTED, Verdict.CRASHED):
+        return unjudged(Verdict(outcome.kind), outcome.message)
+    judgement = by_own_rules(judge_log(case, outcome, optimized), case, description)
+    return replace(judgement, tolerance=None, message=outcome.message or None)
 
 
 def judge_log(case: LogCase, outcome: LogOutcome, optimized: LogOutcome) -> Judgement:

@@ -9,11 +9,9 @@ import numpy as np
 
 from adapters.contract import PendingReduction
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.objective import Metric
 from conformance.expected import loss_terms
 from conformance.expected.placement import forward_pass_of_token, rows_of_passes
 from conformance.expected.step_context import ExpectedNumber, StepContext
-from conformance.expected.term import LossTerm
 from conformance.explain.clues import clues
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.engine import Explained
@@ -23,17 +21,18 @@ from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Verdict
 from conformance.judging.picture import picture
 from conformance.judging.rescaling import rescalings
-from conformance.ranks.pool import Crashed
+from conformance.ranks.pool import Crashed, Ran
 from reference.aggregation import Mode, SampleUnit
 from reference.rounding import weight_bound
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from adapters.contract import Depth, Description, Job, Layout, Observation
-    from adapters.contract.objective import Objective
+    from adapters.contract.description import Convention
+    from adapters.contract.objective import Metric
     from conformance.findings.cause import Clues
     from conformance.findings.finding import Behaviour, Logged, Picture
     from conformance.judging.rescaling import Rescaling
@@ -44,8 +43,7 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
     ErrorOf = Callable[[Measurement], float | None]
     Wrong = Callable[[Explained], "Judgement"]
-    Judging = Callable[[Sequence[Measurement], ErrorOf, Wrong], "Judgement"]
-    """A function that judges measurements: `judge_measurements` or `verdict_alone`."""
+    Outcome = Ran | Declined | Crashed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +84,11 @@ class Judgement:
     expected: tuple[ExpectedNumber, ...] = ()
     """Numbers that `conformance.runs.recorder` compares over the findings of a run."""
 
+    @property
+    def names(self) -> list[str]:
+        """The names of all mistakes that explain a mismatch."""
+        return [self.diagnosis.name, *self.diagnosis.also] if self.diagnosis else []
+
     def finding(self, id_: str, depth: Depth) -> Finding:
         """The finding for the journal, without clues, which are stored once for many findings."""
         kept = Finding.model_fields.keys() - {"id", "depth", "clues"}
@@ -114,26 +117,60 @@ def advice(diagnosis: Diagnosis, expected: tuple[ExpectedNumber, ...] = ()) -> J
     return Judgement(verdict=Verdict.ADVICE, diagnosis=diagnosis, expected=expected)
 
 
-def judge_measurements(
-    measurements: Sequence[Measurement], error_of: ErrorOf, wrong: Wrong
-) -> Judgement:
-    """Judge each rank's measurement of each step: the first wrong one, or the largest error.
+@dataclass(frozen=True)
+class Trained:
+    """A trained job: the observations of its ranks, with the description to judge them by."""
 
-    ``error_of`` returns an error on the tolerance's scale, or None if a value is not finite.
-    ``wrong`` returns the mismatch, without its error.
-    """
-    judged = _judged(measurements)
-    judgement = _worst(measurements, judged, error_of, wrong)
-    return replace(judgement, clues=clues(judged)) if judged else judgement
+    job: Job
+    observations: Sequence[Observation]
+    description: Description
+    explains: bool = True
+    """Whether a mismatch is explained, which takes most of the time."""
+
+    def declaring(self, declared: Mapping[str, Convention]) -> Trained:
+        """The same observations, to be judged by other conventions."""
+        declared = {**self.description.declared, **declared}
+        return replace(self, description=replace(self.description, declared=declared))
+
+    def context(self, step_index: int) -> StepContext:
+        """The context of one step, with the aggregation of the objective's only term."""
+        return step_context(self.job, step_index, self.observations, self.description)
+
+    @property
+    def contexts(self) -> list[StepContext]:
+        """The contexts of all steps."""
+        return [*map(self.context, range(len(self.job.steps)))]
+
+    def reports(self, metric: Metric) -> bool:
+        """Whether at least one rank reports a metric in at least one step."""
+        of_ranks = (rank.reported.get(metric, ()) for rank in self.observations)
+        return any(value is not None for of_steps in of_ranks for value in of_steps)
+
+    def steps(self) -> Iterator[tuple[StepContext, Array, list[Array]]]:
+        """Yield each step, the derivatives of its losses and each rank's weights: [tokens]."""
+        conventions = self.description.conventions
+        batch = ProbedBatch.of(self.job, conventions)
+        for index, derivatives in enumerate(batch.split(batch.dloss_dlogprob)):
+            weights = final_weights(self.observations, index, self.job, conventions)
+            yield self.context(index), derivatives, weights
+
+    def judged(
+        self, measurements: Sequence[Measurement], error_of: ErrorOf, wrong: Wrong
+    ) -> Judgement:
+        """Judge each rank's measurement of each step: the first wrong one, or the largest error.
+
+        ``error_of`` returns an error on the tolerance's scale, or None if a value is not finite.
+        ``wrong`` returns the mismatch, without its error.
+        """
+        judged = _judged(measurements)
+        if not self.explains:
+            return _worst(measurements, judged, error_of, _unexplained)
+        judgement = _worst(measurements, judged, error_of, wrong)
+        return replace(judgement, clues=clues(judged)) if judged else judgement
 
 
-def verdict_alone(measurements: Sequence[Measurement], error_of: ErrorOf, _: Wrong) -> Judgement:
-    """The result of `judge_measurements` without the explanation, which takes most of its time."""
-
-    def unexplained(_: Explained) -> Judgement:
-        return Judgement(verdict=Verdict.MISMATCH)
-
-    return _worst(measurements, _judged(measurements), error_of, unexplained)
+def _unexplained(_: Explained) -> Judgement:
+    return Judgement(verdict=Verdict.MISMATCH)
 
 
 def _judged(measurements: Sequence[Measurement]) -> list[Explained]:
@@ -179,40 +216,20 @@ def _worst(
     return replace(worst, expected=tuple(context.fingerprint for context in contexts))
 
 
-def judge_weights(
-    job: Job,
-    observations: Sequence[Observation],
-    description: Description,
-    judging: Judging = judge_measurements,
-) -> Judgement:
+def judge_weights(trained: Trained) -> Judgement:
     """Judge the observed weights of the objective's only term, in every step and on every rank.
 
     The error of an active token is relative and bounded; an inactive token must weigh exactly 0.
     """
-    tolerance = weight_bound(description.dtype)
-    metric = loss_terms.trained_term(job.objective)
+    tolerance = weight_bound(trained.description.dtype)
+    metric = loss_terms.trained_term(trained.job.objective)
     measurements = [
         Measurement(terms=[term], observed=weights, tolerance=tolerance, derivatives=derivatives)
-        for context, derivatives, of_ranks in observed_steps(job, observations, description)
-        for term in [plain_term(context, metric)]
+        for context, derivatives, of_ranks in trained.steps()
+        for term in [loss_terms.plain_term(context, metric)]
         for weights in of_ranks
     ]
-    return judging(measurements, _error, wrong_gradient)
-
-
-def observed_steps(
-    job: Job, observations: Sequence[Observation], description: Description
-) -> Iterator[tuple[StepContext, Array, list[Array]]]:
-    """Yield each step with the derivatives of its losses and the weights on each rank: [tokens]."""
-    batch = ProbedBatch.of(job, description.conventions)
-    for index, derivatives in enumerate(batch.split(batch.dloss_dlogprob)):
-        context = step_context(job, index, observations, description)
-        yield context, derivatives, final_weights(observations, index, job, description.conventions)
-
-
-def plain_term(context: StepContext, metric: Metric | Objective = Metric.POLICY_LOSS) -> LossTerm:
-    """The term of a step whose factors are all 1, so that its products are the weights."""
-    return LossTerm(metric=metric, context=context, factors=np.ones_like(context.expected))
+    return trained.judged(measurements, _error, wrong_gradient)
 
 
 def _error(measurement: Measurement) -> float | None:
@@ -248,7 +265,8 @@ def step_context(
         rows_of_passes=rows_of_passes(observations, step_index, job.layout),
         is_skipped=any(step_index in one.skipped_steps for one in observations),
     )
-    return context.of_term(loss_terms.reducer(job.objective, description.conventions))
+    term = loss_terms.trained_term(job.objective)
+    return context.of_term(loss_terms.reducer(term, description.conventions))
 
 
 def largest_error(observed: NDArray[np.float64], expected: NDArray[np.float64]) -> float | None:
@@ -308,17 +326,16 @@ def _divisor(
     return 1
 
 
-def judge_sharding(
-    job: Job, observations: Sequence[Observation], description: Description, _: object = None
-) -> Judgement:
+def judge_sharding(trained: Trained) -> Judgement:
     """Judge whether every active token was trained on in its own step.
 
     If a framework documents that its `prompt_mean` needs all samples of a prompt on one
     data-parallel rank, that is judged too.
     """
-    whole = description.conventions.whole_groups and job.aggregation.mode is Mode.PROMPT_MEAN
+    job, conventions = trained.job, trained.description.conventions
+    whole = conventions.whole_groups and job.aggregation.mode is Mode.PROMPT_MEAN
     for step_index, step in enumerate(job.steps):
-        passes = forward_pass_of_token(observations, step_index, job.layout)
+        passes = forward_pass_of_token(trained.observations, step_index, job.layout)
         if passes is None:
             words = f"the adapter is at fault: it recorded no forward passes of step {step_index}"
             return mismatch("forward_passes_not_recorded", words)

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 from adapters.contract import Depth, Job, Layout, Observation, PendingReduction
 from conformance.findings.errors import WrongUseError
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import final_weights, judge_weights, step_context
+from conformance.judging.weights import Trained, judge_weights
 from conformance.own_trainer.jobs import Asked
 from conformance.views.formatting import text_table
 from reference.aggregation import AdvantageUnit, Aggregation
@@ -274,9 +274,10 @@ def _judge(
     observations = [_observation(ranks, index, reduction) for index in range(len(ranks))]
     asked = Asked(aggregation=aggregation)
     description = asked.description(AdvantageUnit.TOKEN, DTYPE)
-    seen.judgement = judge_weights(job, observations, description)
-    [seen.weights, *_] = final_weights(observations, 0, job, description.conventions)
-    seen.expected = step_context(job, 0, observations, description).expected
+    trained = Trained(job, observations, description)
+    seen.judgement = judge_weights(trained)
+    [(context, _, [seen.weights, *_])] = trained.steps()
+    seen.expected = context.expected
     seen.lines = [*_lines(seen, step, aggregation, reduction)]
 
 

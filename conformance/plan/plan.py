@@ -82,6 +82,15 @@ class Plan:
     case: Case | None = None
     """A user's own case, which replaces all other cases."""
 
+    def driven_by(self, adapter: Adapter) -> Plan:
+        """The plan of an adapter, with what is known of its framework before it is loaded."""
+        return replace(
+            self,
+            mode_of_advantages=mode_of_advantages(adapter, self.aggregations),
+            with_defaults=frozenset(adapter.framework.with_defaults if adapter.framework else ()),
+            fills_up=adapter.fills_up,
+        )
+
     @property
     def request(self) -> Request:
         """These settings as a report records them."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 
 from conformance.comparing import journal
 from conformance.comparing.reviewed import worse
-from conformance.findings.errors import HarnessFaultError
 from conformance.plan.matrix import StartupCell
 from conformance.plan.telling import Jobs, Order, name_of
 from conformance.ranks import changed
 from conformance.runs import carried as carried_over
 from conformance.runs import review_task
-from conformance.runs.check import is_offered, job_cells, make
-from conformance.runs.recorder import DECLINED, fault_message, message
+from conformance.runs.beyond_plan import made_and_recorded
+from conformance.runs.check import is_offered, job_cells
+from conformance.runs.recorder import DECLINED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,15 +99,8 @@ class Side:
         self.jobs.share(cells)
         for cell in cells:
             self.jobs.expect(self._upcoming(cell, order))
-            try:
-                judgement = make(cell, self.jobs)
-            except HarnessFaultError as fault:
-                self.recorder.record_more(fault_message(fault, next(self.headers)))
-                raise
-            seconds = self.jobs.pool.drain_framework_seconds()
-            finding = self.recorder.record_more(
-                message(cell, judgement, next(self.headers), seconds)
-            )
+            header = next(self.headers)
+            finding = made_and_recorded(cell, self.recorder, self.jobs, header)
             self.findings[finding.id] = finding
         if order and all(self.findings[one.id].verdict in DECLINED for one in cells):
             order.note_declined(cells[0])

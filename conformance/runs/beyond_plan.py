@@ -31,13 +31,23 @@ def made(
     jobs.share(cells)
     for place, cell in enumerate(cells, start=1):
         jobs.expect(job_cells(cells[place:], jobs.description))
-        try:
-            judgement = make(cell, jobs)
-        except HarnessFaultError as fault:
-            recorder.record_more(fault_message(fault, ""))
-            raise
-        seconds = jobs.pool.drain_framework_seconds()
-        yield recorder.record_more(message(cell, judgement, "", seconds))
+        yield made_and_recorded(cell, recorder, jobs)
+
+
+def made_and_recorded(
+    cell: MatrixCell, recorder: FindingRecorder, jobs: SharedJobs, header: str = ""
+) -> Finding:
+    """The finding of a cell that the plan does not have, once it is made and recorded.
+
+    Raises:
+        HarnessFaultError: no verdict of the run can be relied on.
+    """
+    try:
+        judgement = make(cell, jobs)
+    except HarnessFaultError as fault:
+        return recorder.record_more(fault_message(fault, header))
+    seconds = jobs.pool.drain_framework_seconds()
+    return recorder.record_more(message(cell, judgement, header, seconds))
 
 
 def instead_of_declined(recorder: FindingRecorder, jobs: SharedJobs) -> Iterator[Finding]:

@@ -15,7 +15,8 @@ from conformance.explain.causes import is_inferred
 from conformance.findings.cause import Severity
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import WRONG
-from conformance.judging.laws import behaviour
+from conformance.judging.comparison import behaviour
+from conformance.judging.weights import Trained
 from conformance.ranks.pool import Ran
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ def _numbers(cell: MatrixCell, jobs: SharedJobs) -> list[float]:
     if not isinstance(outcome, Ran):
         return []
     if metric is None:
-        given = behaviour(cell.job, outcome.observations, jobs.description, ())
+        given = behaviour(Trained(cell.job, outcome.observations, jobs.description), ())
         return [number for pair in given.gradients for number in pair if number is not None]
     logged = (one.reported.get(metric, ()) for one in outcome.observations)
     return [number for numbers in logged for number in numbers if number is not None]

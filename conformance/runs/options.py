@@ -23,99 +23,84 @@ if TYPE_CHECKING:
     from conformance.findings.report import Header, Provenance
 
 
+def _option(metavar: str, words: str, **others: Any) -> Mapping[str, Any]:
+    """The arguments of ``add_argument``."""
+    return {"metavar": metavar, "help": words, **others}
+
+
+_ALONE = {"action": "append", "default": []}
+"""The arguments of an option that may be repeated."""
+
 OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "adapter": {
-        "metavar": "NAME|MODULE:CLASS",
-        "help": "framework to check; runs only its suite",
-    },
-    "source": {
-        "metavar": "PATH[@REF]|pypi:VERSION",
-        "help": "its code: a checkout, any commit, or a release (as installed)",
-    },
-    "engine": {"metavar": "NAME", "help": "training engine, where it has several"},
-    "modes": {"metavar": "MODE,…", "help": "modes to run, such as token_mean,constant:64"},
-    "checks": {"metavar": "CHECK,…", "help": "what to look at, such as weights,metric (all)"},
-    "depth": {"default": "step", "metavar": "DEPTH", "help": "reducer, loss or step (default)"},
-    "layout": {
-        "action": "append",
-        "default": [],
-        "metavar": "LAYOUT",
-        "help": "run this layout only, such as dp2-cp2-mb2-thd (repeatable)",
-    },
-    "case": {
-        "action": "append",
-        "default": [],
-        "metavar": "NAME",
-        "help": "run this case only, such as split_groups (repeatable)",
-    },
-    "plan": {
-        "metavar": "quick|full",
-        "help": "a subset that detects the same mistakes, or all findings (quick; full if a layout,"
-        " a case or a finding is named)",
-    },
-    "max-ranks": {
-        "type": int,
-        "metavar": "N",
-        "help": "leave out larger layouts (8; under torchrun, as many as it started)",
-    },
-    "device": {"default": "cpu", "metavar": "DEVICE", "help": "cpu (default) or cuda"},
-    "backend": {
-        "metavar": "BACKEND",
-        "help": "gloo or nccl (nccl on cuda with a GPU for every rank, else gloo)",
-    },
-    "dtype": {
-        "default": "float32",
-        "metavar": "DTYPE",
-        "help": "of parameters and their gradients: float32 (default) or bfloat16",
-    },
-    "time-limit": {
-        "type": float,
-        "default": 120.0,
-        "metavar": "S",
-        "help": "seconds per job (120); one whose ranks wait for each other is given up before",
-    },
-    "examples": {
-        "type": int,
-        "default": 0,
-        "metavar": "N",
-        "help": "also generate N steps for each mode and layout, and shrink what fails (0)",
-    },
-    "case-file": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "run a step of your own, given as JSON, and nothing else",
-    },
+    "adapter": _option("NAME|MODULE:CLASS", "framework to check; runs only its suite"),
+    "source": _option(
+        "PATH[@REF]|pypi:VERSION", "its code: a checkout, any commit, or a release (as installed)"
+    ),
+    "engine": _option("NAME", "training engine, where it has several"),
+    "modes": _option("MODE,…", "modes to run, such as token_mean,constant:64"),
+    "checks": _option("CHECK,…", "what to look at, such as weights,metric (all)"),
+    "depth": _option("DEPTH", "reducer, loss or step (default)", default="step"),
+    "layout": _option(
+        "LAYOUT", "run this layout only, such as dp2-cp2-mb2-thd (repeatable)", **_ALONE
+    ),
+    "case": _option("NAME", "run this case only, such as split_groups (repeatable)", **_ALONE),
+    "plan": _option(
+        "quick|full",
+        "a subset that detects the same mistakes, or all findings (quick; full if a layout, a case"
+        " or a finding is named)",
+    ),
+    "max-ranks": _option(
+        "N", "leave out larger layouts (8; under torchrun, as many as it started)", type=int
+    ),
+    "device": _option("DEVICE", "cpu (default) or cuda", default="cpu"),
+    "backend": _option(
+        "BACKEND", "gloo or nccl (nccl on cuda with a GPU for every rank, else gloo)"
+    ),
+    "dtype": _option(
+        "DTYPE",
+        "of parameters and their gradients: float32 (default) or bfloat16",
+        default="float32",
+    ),
+    "time-limit": _option(
+        "S",
+        "seconds per job (120); one whose ranks wait for each other is given up before",
+        type=float,
+        default=120.0,
+    ),
+    "examples": _option(
+        "N",
+        "also generate N steps for each mode and layout, and shrink what fails (0)",
+        type=int,
+        default=0,
+    ),
+    "case-file": _option(
+        "FILE", "run a step of your own, given as JSON, and nothing else", type=Path
+    ),
     "no-trace": {
         "action": "store_true",
         "help": "name no lines to look at for wrong gradients (saves a job for each cause)",
     },
-    "proof-time": {
-        "type": float,
-        "default": 20.0,
-        "metavar": "S",
-        "help": "seconds at the end of a run to prove lines, by running findings again (20)",
-    },
-    "traces": {
-        "type": Path,
-        "metavar": "FOLDER",
-        "help": "where what was recorded for each traced cause goes, for `trace FILE`",
-    },
-    "baseline": {
-        "type": Path,
-        "metavar": "REPORT",
-        "help": "an earlier report: fail only on what is worse than there, or wrong and not in it",
-    },
-    "expect": {
-        "type": Path,
-        "metavar": "FILE|known",
-        "help": "known faults, of a file or of the newest versions: fail on all others",
-    },
+    "proof-time": _option(
+        "S",
+        "seconds at the end of a run to prove lines, by running findings again (20)",
+        type=float,
+        default=20.0,
+    ),
+    "traces": _option(
+        "FOLDER", "where what was recorded for each traced cause goes, for `trace FILE`", type=Path
+    ),
+    "baseline": _option(
+        "REPORT",
+        "an earlier report: fail only on what is worse than there, or wrong and not in it",
+        type=Path,
+    ),
+    "expect": _option(
+        "FILE|known",
+        "known faults, of a file or of the newest versions: fail on all others",
+        type=Path,
+    ),
     "review": {"type": Path, "help": SUPPRESS},
-    "report": {
-        "type": Path,
-        "metavar": "FILE",
-        "help": "where the report goes (reports/latest/ADAPTER.json)",
-    },
+    "report": _option("FILE", "where the report goes (reports/latest/ADAPTER.json)", type=Path),
 }
 """For each option, the arguments of ``add_argument``; every command with the option uses them."""
 

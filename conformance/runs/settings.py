@@ -15,7 +15,7 @@ from conformance.corpus.cases import ALL_CASES
 from conformance.findings.errors import InvalidSettingsError
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Check
-from conformance.plan.plan import Plan, mode_of_advantages
+from conformance.plan.plan import Plan
 from conformance.ranks import processes
 from conformance.ranks.hardware import ON_CPU, Hardware, choice
 from conformance.runs import registry
@@ -87,9 +87,8 @@ class Settings:
         processes.require_room_for_sockets()
         chosen = registry.create(adapter, engine)
         found = resolve(chosen, source)
-        aggregations = modes_of(modes)
         plan = Plan(
-            aggregations=aggregations,
+            aggregations=modes_of(modes),
             checks=_checks(checks),
             cases=_cases(cases),
             depth=choice(Depth, "depth", depth),
@@ -97,11 +96,8 @@ class Settings:
             size=choice(PlanSize, "plan", plan_size),
             examples=examples,
             seed=seed,
-            mode_of_advantages=mode_of_advantages(chosen, aggregations),
-            with_defaults=frozenset(chosen.framework.with_defaults if chosen.framework else ()),
-            fills_up=chosen.fills_up,
             case=None if case_file is None else case_files.load(case_file),
-        )
+        ).driven_by(chosen)
         plan.require_something_to_run(plan.layouts if layouts else ())
         hardware = Hardware.of(device, backend, min(plan.ranks, rank_budget.here), dtype)
         _require_drivable("device", hardware.device, chosen, chosen.devices)
@@ -179,13 +175,7 @@ def modes_of(text: str | None) -> dict[Mode, Aggregation | None]:
 
 def _checks(text: str | None) -> frozenset[Check]:
     names = list(Check) if text is None else text.split(",")
-    for name in names:
-        if name not in [*Check]:
-            raise InvalidSettingsError(
-                f"{name!r} is not a valid Check",
-                did_you_mean(name, Check, f"choose from {', '.join(Check)}"),
-            )
-    return frozenset(map(Check, names))
+    return frozenset(choice(Check, "checks", name) for name in names)
 
 
 def _cases(names: Sequence[str]) -> frozenset[str]:

@@ -14,10 +14,10 @@ from conformance.findings.errors import NotTracedError, StartError
 from conformance.findings.finding import FindingId
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Check
+from conformance.judging.laws import changed_by_law
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.hardware import MAX_RANKS, RankBudget
 from conformance.ranks.pool import Ran, RankPool
-from conformance.runs.laws import changed_by_law
 from conformance.runs.settings import Settings
 from conformance.tracing import file, tracer
 from conformance.tracing.columns import is_traced, traced_metric

@@ -11,9 +11,10 @@ import numpy as np
 
 from conformance.findings.errors import HarnessFaultError
 from conformance.findings.verdict import Verdict
+from conformance.judging.outcome import judge_outcome
 from conformance.judging.weights import final_weights, step_context
 from conformance.ranks.pool import Ran
-from conformance.runs.check import is_offered, judge_outcome
+from conformance.runs.check import is_offered
 from conformance.tracing.placed import OrdinaryRun
 from reference.aggregation import Aggregation, Mode
 

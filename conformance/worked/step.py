@@ -10,18 +10,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import (
-    FROM_REWARDS,
     OF_ROLLOUTS,
-    OFF_POLICY,
     Metric,
-    Objective,
 )
 from conformance.corpus.cases import CASES_BY_NAME
 from conformance.expected import loss_terms
 from conformance.expected.step_context import StepContext
-from conformance.expected.term import LossTerm
 from conformance.explain.causes import causes, is_worst
 from conformance.explain.reach import MASKED_ROW, MASKED_SAMPLE, RARE, rare_of
 from conformance.findings.cause import EMPTY_SAMPLE, Severity
@@ -37,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from conformance.corpus.cases import Case
+    from conformance.expected.term import LossTerm
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding, Picture, Run
     from conformance.findings.report import Report
@@ -149,32 +145,7 @@ class WorkedStep:
         objective = self.spec.objective
         if self.spec.metric is not None:
             return loss_terms.logged_terms(context, objective, self.spec.metric)
-        batch = ProbedBatch.make(context.conventions, context.steps, objective)
-        dloss_dlogprob = batch.split(batch.dloss_dlogprob)[context.step_index]
-        if objective in loss_terms.SUMS:
-            return loss_terms.combined_terms(context, dloss_dlogprob, objective)
-        if objective is Objective.VALUE_CLIPPED:
-            return [loss_terms.clipped_value_term(context)]
-        if objective in OFF_POLICY:
-            tokens = batch.policy_tokens_of_step(context.step_index)
-            return [loss_terms.off_policy_term(context, objective, tokens)]
-        if objective in FROM_REWARDS:
-            return [self._advantage_term(context)]
-        return [
-            LossTerm(
-                metric=loss_terms.trained_term(objective),
-                context=context.of_term(loss_terms.reducer(objective, context.conventions)),
-                factors=np.ones_like(dloss_dlogprob),
-            )
-        ]
-
-    def _advantage_term(self, context: StepContext) -> LossTerm:
-        """The policy loss of a step, whose advantages may depend on other steps of the batch."""
-        batch = [
-            replace(context, step_index=index, forward_pass_of_token=None)
-            for index in range(len(context.steps))
-        ]
-        return loss_terms.advantage_terms(batch, self.spec.objective)[context.step_index]
+        return loss_terms.gradient_terms(context, objective)
 
 
 def worked_step(report: Report, finding: Finding) -> WorkedStep | None:

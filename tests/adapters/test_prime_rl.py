@@ -16,6 +16,7 @@ from adapters.prime_rl.framework import PRIME_RL
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
 from conformance.judging.metrics import judge_logged
+from conformance.judging.weights import Trained
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
 from reference.aggregation import Mode
@@ -60,7 +61,10 @@ def test_default_loss_off_policy_has_its_documented_derivative(pool: RankPool) -
     given = job(objective=Objective.OFF_POLICY)
     outcome = trained(pool, given)
 
-    assert judge_off_policy(given, outcome.observations, description()).verdict is Verdict.MISMATCH
+    assert (
+        judge_off_policy(Trained(given, outcome.observations, description())).verdict
+        is Verdict.MISMATCH
+    )
     batch = ProbedBatch(given.steps, given.objective)
     tokens = batch.policy_tokens
     derivative = -tokens.advantages * tokens.ratios + 2e-3 * tokens.log_ratios
@@ -80,7 +84,9 @@ def test_copies_that_fill_up_ranks_are_told_from_samples(pool: RankPool) -> None
     held = [rank.forward_passes[0] >= 0 for rank in outcome.observations]
     assert sorted(map(any, held)) == [False, True]
     assert [rank.rows[0].tolist() for rank in outcome.observations] == [[1], [1]]
-    judged = judge_logged(given, outcome.observations, description(), metric=Metric.POLICY_LOSS)
+    judged = judge_logged(
+        Trained(given, outcome.observations, description()), metric=Metric.POLICY_LOSS
+    )
     assert judged.diagnosis.name == "divided_by_dp"
 
 
@@ -89,7 +95,7 @@ def test_rewards_are_compared_by_the_orchestrators_algorithm(pool: RankPool) -> 
     given = job("equal_rewards", objective=Objective.MEAN_NORMALISED)
     outcome = trained(pool, given)
 
-    judged = judge_advantages(given, outcome.observations, description())
+    judged = judge_advantages(Trained(given, outcome.observations, description()))
     assert judged.verdict is Verdict.CONFORMS
 
 
@@ -101,7 +107,7 @@ def test_orchestrators_of_all_versions_compare_the_rewards_of_rollouts(commit: s
     adapter = PrimeRLAdapter()
     outcome = trained_alone(adapter, given, commit)
 
-    judged = judge_advantages(given, outcome.observations, description())
+    judged = judge_advantages(Trained(given, outcome.observations, description()))
     assert judged.verdict is Verdict.CONFORMS
 
 

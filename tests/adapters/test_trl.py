@@ -13,7 +13,7 @@ from adapters.engines.generations import schedule_of
 from adapters.trl.engines import TrlDdpAdapter, TrlFsdp2Adapter
 from adapters.trl.framework import ESTIMATOR, GRPO
 from conformance.judging.metrics import judge_logged
-from conformance.judging.weights import step_context
+from conformance.judging.weights import Trained, step_context
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import RankPool
 from reference.aggregation import Aggregation, AuxiliaryAggregation, DivergenceEstimator, Mode
@@ -131,7 +131,9 @@ class TestReal:
         given = replace(job(), configuration=Configuration(entropy=True))
         outcome = trained(ddp, given)
 
-        judged = judge_logged(given, outcome.observations, description(), metric=Metric.POLICY_LOSS)
+        judged = judge_logged(
+            Trained(given, outcome.observations, description()), metric=Metric.POLICY_LOSS
+        )
         assert judged.diagnosis.name == "divided_by_dp_or_micro_batches_or_group_size"
 
     def test_bnpo_is_the_mean_over_tokens_of_each_micro_batch_of_a_process(self) -> None:

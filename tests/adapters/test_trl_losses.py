@@ -19,7 +19,7 @@ from adapters.trl_losses.unsloth import UnslothAdapter
 from conformance.findings.errors import StartError
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
-from conformance.judging.weights import judge_weights, step_context
+from conformance.judging.weights import Trained, judge_weights, step_context
 from conformance.ranks.pool import RankPool
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from tests import toys
@@ -121,7 +121,7 @@ def test_luspo_with_ratios_of_sequences_adds_the_tokens_of_a_sample_up(
     with RankPool(adapter(loss_type="luspo"), None, 2) as pool:
         observations = trained(pool, of_one).observations
 
-    judged = judge_off_policy(of_one, observations, description())
+    judged = judge_off_policy(Trained(of_one, observations, description()))
     assert judged.verdict is Verdict.CONFORMS
 
 
@@ -134,7 +134,7 @@ def test_liger_that_takes_no_count_of_a_step_averages_its_micro_batches(tmp_path
     toys.commit(tmp_path)
     extracted = resolve(adapter, f"{tmp_path}@HEAD").path
     with RankPool(adapter, resolve(adapter, str(tmp_path)).path, 1) as pool:
-        judged = judge_weights(given, trained(pool, given).observations, pool.description)
+        judged = judge_weights(Trained(given, trained(pool, given).observations, pool.description))
 
     assert extracted is not None
     assert (extracted / "src" / "liger_kernel").is_dir()
@@ -152,7 +152,7 @@ def test_liger_that_takes_no_count_of_a_step_averages_its_micro_batches(tmp_path
 def test_trainer_scales_the_loss_of_liger(release: str, mistake: str | None) -> None:
     adapter, given = TrlLigerAdapter(), replace(job(), depth=Depth.STEP)
     with RankPool(adapter, released(adapter, f"pypi:{release}"), 2) as pool:
-        judged = judge_weights(given, trained(pool, given).observations, pool.description)
+        judged = judge_weights(Trained(given, trained(pool, given).observations, pool.description))
 
     assert (judged.diagnosis and judged.diagnosis.name) == mistake
 

@@ -17,6 +17,7 @@ from adapters.trl.framework import RLOO
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
 from conformance.judging.metrics import judge_logged
+from conformance.judging.weights import Trained
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import RankPool
 from reference.aggregation import Aggregation, Mode
@@ -115,7 +116,7 @@ def test_advantages_leave_one_out(pool: RankPool, layout: str) -> None:
     )
     outcome = trained(pool, given)
 
-    judged = judge_advantages(given, outcome.observations, description())
+    judged = judge_advantages(Trained(given, outcome.observations, description()))
     assert judged.verdict is Verdict.CONFORMS
     for rank in outcome.observations:
         assert rank.reported[Metric.REWARD] == pytest.approx((batch_of(given).rewards.mean(),))
@@ -158,7 +159,9 @@ def test_logged_entropy_is_a_mean_of_micro_batches(pool: RankPool) -> None:
     means = [ENTROPIES[ids % len(ENTROPIES)].mean() for ids in halves]
     for rank in outcome.observations:
         assert rank.reported[Metric.ENTROPY] == pytest.approx((np.mean(means),))
-    judged = judge_logged(given, outcome.observations, description(), metric=Metric.ENTROPY)
+    judged = judge_logged(
+        Trained(given, outcome.observations, description()), metric=Metric.ENTROPY
+    )
     assert judged.diagnosis.name == "denominators_per_micro_batch_of_all_ranks"
 
 

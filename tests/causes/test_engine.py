@@ -16,6 +16,7 @@ from conformance.explain.measurement import Measurement
 from conformance.findings.cause import Clues
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged
+from conformance.judging.weights import Trained
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
@@ -72,7 +73,7 @@ def test_what_is_within_the_bound_of_what_was_observed_is_not_excluded() -> None
     losses = quantities(Metric.POLICY_LOSS, ProbedBatch(job.steps, job.objective))
     logged = float((losses * step.mask).sum() / 10_000)
     observation = Observation(token_weights=(), reported={Metric.POLICY_LOSS: (logged,)})
-    judged = judge_logged(job, [observation], Description())
+    judged = judge_logged(Trained(job, [observation], Description()))
 
     assert judged.verdict is Verdict.CONFORMS
     assert "policy_loss/empty_samples_counted" not in judged.clues.excluded
@@ -98,7 +99,7 @@ def right_log(held: list[int]) -> Clues:
         )
         for passes in of_ranks
     ]
-    clues = judge_logged(job, observations, Description()).clues
+    clues = judge_logged(Trained(job, observations, Description())).clues
     assert clues is not None
     return clues
 
@@ -115,7 +116,7 @@ def test_a_log_of_several_optimizer_steps_is_not_judged() -> None:
     logged = {Metric.POLICY_LOSS: (1.0,)}
     observation = Observation(token_weights=(), reported=logged, logs_together=True)
 
-    judged = judge_logged(combined.JOB, [observation], Description())
+    judged = judge_logged(Trained(combined.JOB, [observation], Description()))
 
     assert judged.verdict is Verdict.UNSUPPORTED
 

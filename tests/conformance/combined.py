@@ -4,7 +4,7 @@ from adapters.contract import Description, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Objective
 from conformance.judging.gradients import judge_combined
-from conformance.judging.weights import Judgement
+from conformance.judging.weights import Judgement, Trained
 from reference.aggregation import Aggregation, Mode
 from reference.weights import token_weights
 from tests.jobs import job_of, step_of
@@ -28,5 +28,5 @@ def judged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgem
         + kl * KL_COEFFICIENT * AUXILIARY
     )
     return judge_combined(
-        JOB, [Observation(token_weights=(gradient / BATCH.dloss_dlogprob,))], Description()
+        Trained(JOB, [Observation(token_weights=(gradient / BATCH.dloss_dlogprob,))], Description())
     )

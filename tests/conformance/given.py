@@ -1,6 +1,6 @@
 """A step of ten active tokens and what is given of it to the judge."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from adapters.contract import Description, Layout, Observation, PendingReduction
 from conformance.expected.step_context import StepContext
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, judge_measurements, judge_weights
+from conformance.judging.weights import Judgement, Trained, judge_weights
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
 from reference.step import Sample, Step
 from tests.declaring import assumed
@@ -110,7 +110,7 @@ class Given:
     def judged(
         self,
         *of_ranks: NDArray[np.float64],
-        judging: Callable[..., Judgement] = judge_measurements,
+        explains: bool = True,
         **observed: Any,
     ) -> Judgement:
         """The judgement of what ranks observed, of weights and of more."""
@@ -131,7 +131,7 @@ class Given:
             for weights, forward_pass_of_token in zip(given, seen, strict=True)
         ]
         description = Description(declared=assumed(self.conventions))
-        return judge_weights(job, observations, description, judging)
+        return judge_weights(Trained(job, observations, description, explains))
 
     def diagnosis(self, *of_ranks: NDArray[np.float64]) -> Diagnosis:
         judgement = self.judged(*of_ranks)

@@ -23,7 +23,7 @@ from conformance.explain.catalogue.groups import ANSWERS, wrong_groups
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
-from conformance.judging.weights import Judgement
+from conformance.judging.weights import Judgement, Trained
 from conformance.plan.checks import IRREGULAR, OF_ESTIMATORS
 from reference.advantages import Rollouts
 from reference.aggregation import (
@@ -98,7 +98,9 @@ def judged(
     weights = [factor * token_weights(step, AGGREGATION) for step in STEPS]
     split = np.split(advantages, [LENGTHS[0]])
     products = tuple(one * of_step for one, of_step in zip(weights, split, strict=True))
-    return judge_advantages(job, observations(products), Description(declared=assumed(conventions)))
+    return judge_advantages(
+        Trained(job, observations(products), Description(declared=assumed(conventions)))
+    )
 
 
 def observations(products: tuple[np.ndarray, ...]) -> Sequence[Observation]:
@@ -334,7 +336,7 @@ def judged_of_case(right: Estimate, case: Case, advantages: np.ndarray) -> Judge
         forward_passes=(np.zeros(len(step.mask), np.int32),),
     )
     by = OPPOSITE if right.conventions.lone is Lone.REWARD else DEFAULT_CONVENTIONS
-    return judge_advantages(job, [seen], Description(declared=assumed(by)))
+    return judge_advantages(Trained(job, [seen], Description(declared=assumed(by))))
 
 
 def placement(case: Case) -> BatchPlacement:

@@ -14,12 +14,11 @@ from adapters.contract.objective import Objective
 from adapters.native.adapter import NativeAdapter
 from adapters.toolkit.probe import token_table
 from conformance.findings.verdict import Verdict
-from conformance.judging.attached import judge_attached
 from conformance.judging.gradients import judge_router
-from conformance.judging.weights import Judgement
+from conformance.judging.laws import judge_attached, judge_same
+from conformance.judging.weights import Judgement, Trained
 from conformance.plan.checks import ALTERED, CheckSpec, check_spec
 from conformance.ranks.pool import Ran
-from conformance.runs.laws import judge_same
 from reference.aggregation import AdvantageUnit, Conventions
 from tests.conformance.cells import answered
 from tests.jobs import job_of, step_of
@@ -222,7 +221,7 @@ def test_router_losses_have_their_coefficient(
     seen = Observation(
         token_weights=(), own_losses={"load_balancing": (coefficient,)}, routed=routed
     )
-    judged = judge_router(job, [seen], DESCRIPTION)
+    judged = judge_router(Trained(job, [seen], DESCRIPTION))
 
     assert (judged.diagnosis and judged.diagnosis.name) == name
     is_advice = name == "router_losses_per_token"

@@ -19,7 +19,7 @@ from conformance.findings.finding import Finding
 from conformance.findings.report import Request
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged
-from conformance.judging.weights import Judgement, judge_weights, largest_error
+from conformance.judging.weights import Judgement, Trained, judge_weights, largest_error
 from reference.rounding import weight_bound
 from reference.weights import token_weights
 from tests.conformance.weighed import found, wrong
@@ -38,9 +38,11 @@ RIGHT = token_weights(STEP, JOB.aggregation)
 def weighed(factor: float) -> Judgement:
     weights = (RIGHT * factor,)
     return judge_weights(
-        JOB,
-        [Observation(token_weights=weights, pending_reduction=PendingReduction.REPLICATED)],
-        Description(),
+        Trained(
+            JOB,
+            [Observation(token_weights=weights, pending_reduction=PendingReduction.REPLICATED)],
+            Description(),
+        ),
     )
 
 
@@ -52,7 +54,7 @@ def logged(factor: float) -> Judgement:
 
 def _logged(value: float) -> Judgement:
     observation = Observation(token_weights=(), reported={Metric.POLICY_LOSS: (value,)})
-    judgement = judge_logged(JOB, [observation], Description())
+    judgement = judge_logged(Trained(JOB, [observation], Description()))
     assert judgement is not None
     return judgement
 

@@ -12,7 +12,7 @@ from adapters.contract.objective import ENTROPY_COEFFICIENT, KL_COEFFICIENT, Met
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_combined
 from conformance.judging.metrics import judge_logged
-from conformance.judging.weights import Judgement
+from conformance.judging.weights import Judgement, Trained
 from reference.aggregation import Aggregation, DenominatorMask, Mode
 from reference.weights import token_weights
 from tests.conformance.combined import AUXILIARY, BATCH, JOB, POLICY, STEP, judged
@@ -78,7 +78,7 @@ def logged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgem
         + kl * KL_COEFFICIENT * (AUXILIARY * divergences).sum()
     )
     observation = Observation(token_weights=(), reported={Metric.LOSS: (float(loss),)})
-    return judge_logged(JOB, [observation], Description(), metric=Metric.LOSS)
+    return judge_logged(Trained(JOB, [observation], Description()), metric=Metric.LOSS)
 
 
 def test_logged_loss_is_the_sum_of_its_terms() -> None:
@@ -107,7 +107,9 @@ def test_mistake_that_terms_share_is_named_with_the_policy_losss_own() -> None:
     found = [
         explained(
             judge_combined(
-                JOB, [Observation(token_weights=(g / BATCH.dloss_dlogprob,))], Description()
+                Trained(
+                    JOB, [Observation(token_weights=(g / BATCH.dloss_dlogprob,))], Description()
+                )
             )
         )
         for g in (shared, both)
@@ -142,7 +144,10 @@ def test_rejected_tokens_of_other_terms_are_no_masked_tokens_of_the_policy_loss(
     gradient = undivided - ENTROPY_COEFFICIENT * entropy
     observation = Observation(token_weights=(gradient / batch.dloss_dlogprob,))
 
-    assert explained(judge_combined(job, [observation], description)) == ("not_divided", words)
+    assert explained(judge_combined(Trained(job, [observation], description))) == (
+        "not_divided",
+        words,
+    )
 
 
 def test_rejected_tokens_without_a_gradient_weigh_in_no_term() -> None:
@@ -154,7 +159,7 @@ def test_rejected_tokens_without_a_gradient_weigh_in_no_term() -> None:
     weights = np.where(STEP.mask, whole / 11, 0.0) / batch.dloss_dlogprob
 
     judgement = judge_combined(
-        job, [Observation(token_weights=(weights,))], Description(declared=masks)
+        Trained(job, [Observation(token_weights=(weights,))], Description(declared=masks))
     )
 
     assert explained(judgement)[0] != "inactive_tokens_weigh"
@@ -168,7 +173,7 @@ def test_mistakes_of_one_name_are_told_apart(averaged: float) -> None:
     gradient = averaged * dloss_dlogprob * STEP.mask
     observation = Observation(token_weights=(gradient / BATCH.dloss_dlogprob,))
 
-    judgement = judge_combined(job, [observation] * 2, Description())
+    judgement = judge_combined(Trained(job, [observation] * 2, Description()))
     assert explained(judgement)[0] == "not_divided"
 
 
@@ -176,7 +181,7 @@ def test_samples_that_no_term_has_a_gradient_of_are_lost() -> None:
     gradient = BATCH.dloss_dlogprob * POLICY + (KL_COEFFICIENT - ENTROPY_COEFFICIENT) * AUXILIARY
     gradient[3:8] = 0.0
     judgement = judge_combined(
-        JOB, [Observation(token_weights=(gradient / BATCH.dloss_dlogprob,))], Description()
+        Trained(JOB, [Observation(token_weights=(gradient / BATCH.dloss_dlogprob,))], Description())
     )
 
     name, explanation = explained(judgement)

@@ -26,9 +26,9 @@ from conformance.findings.cause import UNEXPLAINED
 from conformance.findings.finding import Diagnosis, Finding
 from conformance.findings.verdict import Verdict
 from conformance.judging.conventions import judge_by_conventions
-from conformance.judging.weights import Judgement
+from conformance.judging.outcome import judge
+from conformance.judging.weights import Judgement, Trained
 from conformance.plan.checks import check_spec
-from conformance.runs.check import judge
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
@@ -57,7 +57,9 @@ def by_conventions(
 ) -> Judgement:
     """The judgement of a check on what ranks observed, by what is declared."""
     spec = check_spec(slug)
-    return judge_by_conventions(judge(spec), spec, job, seen, Description(declared=declared))
+    return judge_by_conventions(
+        judge(spec), spec, Trained(job, seen, Description(declared=declared))
+    )
 
 
 def logged(
@@ -282,7 +284,9 @@ def test_other_mistakes_stay_wrong_and_what_conforms_is_no_advice() -> None:
 def rejudged(judgement: Judgement, description: Description) -> Judgement:
     """The judgement of a deviation, whatever was observed."""
     job = job_of(STEP)
-    return judge_by_conventions(lambda *_: judgement, check_spec("weights"), job, (), description)
+    return judge_by_conventions(
+        lambda *_: judgement, check_spec("weights"), Trained(job, (), description)
+    )
 
 
 OF_REJECTION = Step.of(

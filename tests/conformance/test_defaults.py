@@ -11,11 +11,11 @@ from adapters.contract.description import DefaultValue, documented
 from adapters.contract.job import Defaults
 from adapters.contract.objective import Objective
 from conformance.findings.verdict import Check, Verdict
+from conformance.judging.laws import judge_same
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import check_spec
 from conformance.plan.plan import Plan
 from conformance.ranks.pool import Crashed, Ran
-from conformance.runs.laws import judge_same
 from tests.conformance.cells import answered
 from tests.jobs import job_of, step_of
 

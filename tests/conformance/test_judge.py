@@ -8,9 +8,6 @@ import pytest
 from adapters.contract import Layout, PendingReduction
 from conformance.corpus.cases import CORPUS
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import (
-    verdict_alone,
-)
 from reference.aggregation import (
     AuxiliaryAggregation,
     Conventions,
@@ -60,7 +57,7 @@ def test_a_verdict_alone_is_that_of_the_judgement_and_explains_nothing(
 ) -> None:
     given = replace(OWN, layout=Layout(dp=2))
     of_ranks = [given.weights * factor for factor in factors]
-    whole, alone = given.judged(*of_ranks), given.judged(*of_ranks, judging=verdict_alone)
+    whole, alone = given.judged(*of_ranks), given.judged(*of_ranks, explains=False)
 
     for name in ("verdict", "error", "tolerance", "rescalings", "expected"):
         assert getattr(alone, name) == getattr(whole, name)

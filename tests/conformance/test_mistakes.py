@@ -1,7 +1,6 @@
 """The weights that known mistakes would give."""
 
-import subprocess
-import sys
+import tomllib
 from dataclasses import replace
 
 import numpy as np
@@ -10,15 +9,15 @@ import pytest
 from adapters.contract import Layout, Option
 from adapters.contract.objective import Metric, Objective
 from conformance.corpus.cases import CORPUS
-from conformance.expected.loss_terms import logged_terms, off_policy_term
+from conformance.expected.loss_terms import logged_terms, off_policy_term, plain_term
 from conformance.expected.placement import passes_in_order
 from conformance.explain.catalogue.misalignments import misaligned_by_padding
+from conformance.explain.catalogue.mistake import MISTAKES
 from conformance.explain.catalogue.predictions import predictions
 from conformance.explain.diagnosis import diagnose
 from conformance.explain.engine import Explained
 from conformance.explain.measurement import Measurement
 from conformance.findings.errors import UnknownCutError
-from conformance.judging.weights import plain_term
 from reference.aggregation import (
     AuxiliaryAggregation,
     Conventions,
@@ -632,12 +631,10 @@ def test_logged_share_of_clipped_tokens_looks_at_the_next_tokens_ratios() -> Non
     assert any(one == pytest.approx((9 / 52 + 14 / 51) / 2) for one in found)
 
 
-def test_whoever_reads_the_catalogue_has_all_of_it() -> None:
-    """A reader of reports knows no engine, which might have imported a module of its own."""
-    folder = command.ROOT / "conformance" / "explain" / "catalogue"
-    modules = {f"conformance.explain.catalogue.{path.stem}" for path in folder.glob("[!_]*.py")}
-    program = (
-        f"import sys, conformance.explain.catalogue; sys.exit(bool({modules!r} - {{*sys.modules}}))"
-    )
+def test_mistakes_are_declared_once_and_each_effect_belongs_to_one() -> None:
+    path = command.ROOT / "conformance" / "explain" / "catalogue" / "mistakes.toml"
+    groups = tomllib.loads(path.read_text("utf-8"))["group"]
+    names = [name for group in groups for name in group["says"]]
 
-    assert subprocess.run([sys.executable, "-c", program], cwd=command.ROOT).returncode == 0
+    assert len(names) == len({*names}) == len(MISTAKES)
+    assert all(group.get("at_size", {}).keys() <= group["says"].keys() for group in groups)

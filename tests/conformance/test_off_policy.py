@@ -22,7 +22,7 @@ from conformance.explain.catalogue.losses import wrong_derivatives, wrong_value_
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
-from conformance.judging.weights import Judgement
+from conformance.judging.weights import Judgement, Trained
 from reference.aggregation import Aggregation, Mode
 from reference.losses import policy_losses
 from reference.weights import token_weights
@@ -64,7 +64,7 @@ def judged(of: Job, gradient: np.ndarray) -> Judgement:
         )
         for rank in range(of.layout.world_size)
     ]
-    return judge_off_policy(of, observations, Description())
+    return judge_off_policy(Trained(of, observations, Description()))
 
 
 def weights() -> np.ndarray:

@@ -10,7 +10,7 @@ from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_combined
 from conformance.judging.metrics import judge_logged
-from conformance.judging.weights import judge_weights
+from conformance.judging.weights import Trained, judge_weights
 from conformance.ranks.pool import RankPool
 from conformance.runs.check import _missing
 from conformance.views.worked_step import layout_words
@@ -52,8 +52,8 @@ def test_stages_train_what_one_stage_trains(pool: RankPool, layout: Layout) -> N
     observed = observations(pool, what)
 
     for judgement in (
-        judge_weights(what, observed, pool.description),
-        judge_logged(what, observed, pool.description),
+        judge_weights(Trained(what, observed, pool.description)),
+        judge_logged(Trained(what, observed, pool.description)),
     ):
         assert judgement.verdict is Verdict.CONFORMS
         assert judgement.error is not None
@@ -66,14 +66,14 @@ def test_stages_are_added_up_below_the_whole_step(pool: RankPool, depth: Depth) 
         steps=CASE.steps, aggregation=CASE.aggregation(Mode.TOKEN_MEAN), layout=layout, depth=depth
     )
 
-    judgement = judge_weights(what, observations(pool, what), pool.description)
+    judgement = judge_weights(Trained(what, observations(pool, what), pool.description))
     assert judgement.verdict is Verdict.CONFORMS
 
 
 def test_all_terms_are_trained_by_the_last_stage(pool: RankPool) -> None:
     what = job(Layout(pp=2, micro_batches=2, format="thd"), Objective.COMBINED)
 
-    judgement = judge_combined(what, observations(pool, what), pool.description)
+    judgement = judge_combined(Trained(what, observations(pool, what), pool.description))
     assert judgement.verdict is Verdict.CONFORMS
 
 
@@ -104,7 +104,7 @@ def test_zero_of_some_ranks_is_told_from_zero_of_all(
         for factor in of_ranks
     ]
 
-    judgement = judge_logged(what, observed, Description())
+    judgement = judge_logged(Trained(what, observed, Description()))
     assert judgement.verdict is Verdict.MISMATCH
     assert [name] in [part for parts in judgement.clues.explanations for part in parts]
 

@@ -23,6 +23,7 @@ from conformance.corpus.strategies import (
 from conformance.expected.advantages import Estimate
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
+from conformance.judging.weights import Trained
 from conformance.ranks.pool import RankPool
 from reference import rounding
 from reference.aggregation import Aggregation, Conventions, EmptyUnits, EstimatorConventions, Mode
@@ -108,7 +109,7 @@ def test_no_off_policy_loss_of_any_step_is_accused(
     job = job_of(step, aggregation=aggregation, layout=layout, objective=objective)
     outcome = trained(pool, job)
 
-    judgement = judge_off_policy(job, outcome.observations, pool.description)
+    judgement = judge_off_policy(Trained(job, outcome.observations, pool.description))
     assert judgement.verdict is Verdict.CONFORMS, judgement
 
 
@@ -143,7 +144,7 @@ def test_no_advantages_of_any_batch_are_accused(
     assume(not estimate.estimator.whitens or bound < 0.1)
     outcome = trained(pool, job)
 
-    judgement = judge_advantages(job, outcome.observations, pool.description)
+    judgement = judge_advantages(Trained(job, outcome.observations, pool.description))
     assert judgement.verdict is Verdict.CONFORMS, judgement
 
 

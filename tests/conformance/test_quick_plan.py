@@ -220,7 +220,8 @@ def test_command_lists_the_jobs_and_what_each_is_for(capsys: pytest.CaptureFixtu
     assert cli.main(["plan", "--adapter=skyrl"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
-    plan = Plan(layouts=tuple(SkyRLFsdpAdapter().layouts()), size=PlanSize.QUICK)
+    adapter = SkyRLFsdpAdapter()
+    plan = Plan(layouts=tuple(adapter.layouts()), size=PlanSize.QUICK).driven_by(adapter)
     assert lines[0].startswith(f"{len(plan.cells())} of ")
     assert len(lines) == len({cell.job_id for cell in plan.cells()}) + 3
     assert any(" × format=thd" in line for line in lines)

@@ -11,7 +11,7 @@ from adapters.contract.objective import Metric, Objective
 from conformance.expected.loss_terms import COMBINED, quantities
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged
-from conformance.judging.weights import Judgement
+from conformance.judging.weights import Judgement, Trained
 from reference.aggregation import Aggregation, Mode
 from reference.rounding import TERM_OPERATIONS, reported_bound
 from reference.step import Step
@@ -63,7 +63,7 @@ class Judge:
             )
             for reported, held in zip(of_ranks, passes, strict=True)
         ]
-        return judge_logged(job, observations, Description())
+        return judge_logged(Trained(job, observations, Description()))
 
 
 def said(judgement: Judgement | None) -> tuple[str, str, dict[str, float], list[str]]:
@@ -256,7 +256,7 @@ def test_small_share_of_a_term_may_be_off_by_the_rounding_of_the_whole_sum() -> 
     ]
 
     name, explanation, _, _ = said(
-        judge_logged(job, observations, Description(), metric=Metric.LOSS)
+        judge_logged(Trained(job, observations, Description()), metric=Metric.LOSS)
     )
     assert name == "not_reduced_over_cp"
     assert explanation.startswith("entropy: ")

@@ -26,7 +26,7 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
 from conformance.judging.metrics import judge_logged
 from conformance.judging.rescaling import trial
-from conformance.judging.weights import judge_weights
+from conformance.judging.weights import Trained, judge_weights
 from reference.aggregation import Aggregation, Mode
 from reference.weights import token_weights
 from tests import command
@@ -202,7 +202,7 @@ ONE, NONE = (step_of([active] * 2, [active] * 2, groups=[0, 1]) for active in (1
 
 def test_skipped_step_with_active_tokens_is_a_mismatch_of_that_name() -> None:
     skipped = Observation(token_weights=(np.zeros(4),), skipped_steps=frozenset({0}))
-    judgement = judge_weights(job_of(ONE), [skipped], Description())
+    judgement = judge_weights(Trained(job_of(ONE), [skipped], Description()))
 
     assert judgement.verdict is Verdict.MISMATCH
     assert judgement.diagnosis.name == "step_skipped"
@@ -216,8 +216,10 @@ def test_a_skipped_step_is_no_step_whose_advantages_are_all_0() -> None:
     trained = Observation(token_weights=(np.zeros(4),))
     skipped = replace(trained, skipped_steps=frozenset({0}))
 
-    assert judge_advantages(given, [trained], Description()).verdict is Verdict.CONFORMS
-    assert judge_advantages(given, [skipped], Description()).diagnosis.name == "step_skipped"
+    assert judge_advantages(Trained(given, [trained], Description())).verdict is Verdict.CONFORMS
+    assert (
+        judge_advantages(Trained(given, [skipped], Description())).diagnosis.name == "step_skipped"
+    )
 
 
 def test_nan_that_is_logged_of_a_skipped_step_has_the_same_cause() -> None:
@@ -226,7 +228,7 @@ def test_nan_that_is_logged_of_a_skipped_step_has_the_same_cause() -> None:
         skipped_steps=frozenset({0}),
         reported={Metric.POLICY_LOSS: (float("nan"),)},
     )
-    judgement = judge_logged(job_of(ONE), [skipped], Description())
+    judgement = judge_logged(Trained(job_of(ONE), [skipped], Description()))
 
     assert judgement.diagnosis.name == "step_skipped"
     assert judgement.clues.explanations == [[["policy_loss/step_skipped"]]]
@@ -237,8 +239,13 @@ def test_step_after_a_skipped_one_is_judged() -> None:
     seen = Observation(token_weights=(np.zeros(4), right), skipped_steps=frozenset({0}))
     wrong = replace(seen, token_weights=(np.zeros(4), right / 2))
 
-    assert judge_weights(job_of(NONE, ONE), [seen], Description()).verdict is Verdict.ADVICE
-    assert judge_weights(job_of(NONE, ONE), [wrong], Description()).verdict is Verdict.MISMATCH
+    assert (
+        judge_weights(Trained(job_of(NONE, ONE), [seen], Description())).verdict is Verdict.ADVICE
+    )
+    assert (
+        judge_weights(Trained(job_of(NONE, ONE), [wrong], Description())).verdict
+        is Verdict.MISMATCH
+    )
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(dp=2, micro_batches=2), Layout(dp=3)], ids=str)

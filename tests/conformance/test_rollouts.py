@@ -13,7 +13,7 @@ from conformance.expected.advantages import BatchPlacement, Estimate
 from conformance.explain.catalogue.advantages import wrong_advantages
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged_of_rollouts
-from conformance.judging.weights import Judgement
+from conformance.judging.weights import Judgement, Trained
 from conformance.plan.checks import LOGGED_OF_ROLLOUTS
 from reference.aggregation import Aggregation, Conventions, LoggedMean, Mode, SampleUnit, TokenSet
 from reference.step import Sample, Step
@@ -75,7 +75,7 @@ def judged(
         for value, passes in zip(of_ranks, PASSES, strict=True)
     ]
     description = Description(declared=assumed(conventions or Conventions()))
-    return judge_logged_of_rollouts(job, observations, description, metric=metric)
+    return judge_logged_of_rollouts(Trained(job, observations, description), metric=metric)
 
 
 def named(judgement: Judgement) -> list[str]:

@@ -14,9 +14,9 @@ from adapters.contract.objective import CONSTANTS, SELECTING, Objective
 from conformance.findings.errors import UnknownCutError
 from conformance.findings.verdict import Verdict
 from conformance.judging.conventions import judge_by_conventions
-from conformance.judging.weights import Judgement
+from conformance.judging.outcome import judge
+from conformance.judging.weights import Judgement, Trained
 from conformance.plan.checks import check_spec
-from conformance.runs.check import judge
 from reference.aggregation import Aggregation, ComparedTokens, Mode
 from reference.losses import corrections, policy_losses
 from reference.step import Step
@@ -55,7 +55,9 @@ def judged(
             forward_passes=passes,
         )
     ]
-    return judge_by_conventions(judge(spec), spec, job, seen, Description(declared=declared))
+    return judge_by_conventions(
+        judge(spec), spec, Trained(job, seen, Description(declared=declared))
+    )
 
 
 WITHIN = ComparedTokens.MICRO_BATCH

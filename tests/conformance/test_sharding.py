@@ -5,7 +5,7 @@ import pytest
 
 from adapters.contract import Description, Layout, Observation
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import Judgement, judge_sharding
+from conformance.judging.weights import Judgement, Trained, judge_sharding
 from reference.aggregation import Aggregation, Conventions, Mode
 from tests.declaring import assumed
 from tests.jobs import job_of, step_of
@@ -26,7 +26,7 @@ def judged(
     observations = [
         Observation(token_weights=(), forward_passes=(np.array(held, np.int32),)) for held in passes
     ]
-    return judge_sharding(job, observations, Description(declared=assumed(conventions)))
+    return judge_sharding(Trained(job, observations, Description(declared=assumed(conventions))))
 
 
 def diagnosis(judgement: Judgement | None) -> tuple[str, dict[str, float]]:
@@ -70,7 +70,9 @@ def test_active_token_on_no_rank_is_named_and_an_inactive_one_may_be() -> None:
 def test_ranks_that_record_nothing_are_their_adapter_s_fault() -> None:
     job = job_of(STEP, mode=Mode.PROMPT_MEAN)
 
-    name, _ = diagnosis(judge_sharding(job, [Observation(token_weights=())], Description()))
+    name, _ = diagnosis(
+        judge_sharding(Trained(job, [Observation(token_weights=())], Description()))
+    )
 
     assert name == "forward_passes_not_recorded"
 
@@ -82,5 +84,7 @@ def test_every_mode_loses_tokens_alike(mode: Mode) -> None:
     held = (np.array([-1, 0, 0, 0], np.int32),)
 
     assert diagnosis(
-        judge_sharding(job, [Observation(token_weights=(), forward_passes=held)], Description())
+        judge_sharding(
+            Trained(job, [Observation(token_weights=(), forward_passes=held)], Description())
+        )
     ) == ("tokens_not_held", {"lost": 1, "tokens": 3})

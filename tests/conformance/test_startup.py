@@ -20,10 +20,10 @@ from conformance.judging.startup import (
     judge_acceptance,
     judge_crash,
     judge_refusal,
+    judge_startup,
 )
-from conformance.judging.weights import Judgement, unjudged
+from conformance.judging.weights import Judgement, Trained, unjudged
 from conformance.ranks.pool import Crashed, Ran
-from conformance.runs.check import judge_startup
 from reference.aggregation import (
     Aggregation,
     AuxiliaryAggregation,
@@ -72,7 +72,7 @@ def accepted(case: ConfigCase, mode: Mode, *seen: Observation, factor: float = 1
     """The judgement of what was observed, or of the right weights times a factor."""
     job = job_of(case, mode)
     weights = list(seen) or observed(job, job.aggregation, factor)
-    return judge_acceptance(case, job, weights, Description(), ())
+    return judge_acceptance(case, Trained(job, weights, Description()), None)
 
 
 def weighing(weights: NDArray[np.float64], **others: Any) -> Observation:
@@ -179,8 +179,9 @@ def test_legacy_flag_is_compared_bit_for_bit() -> None:
     job = job_of(LEGACY, Mode.TOKEN_MEAN)
     plain = observed(job, job.aggregation)
     last_bit = [replace(plain[0], token_weights=(np.nextafter(plain[0].token_weights[0], 1),))]
-    same = judge_acceptance(LEGACY, job, plain, Description(), plain)
-    off = judge_acceptance(LEGACY, job, last_bit, Description(), plain)
+    default = Trained(job, plain, Description())
+    same = judge_acceptance(LEGACY, default, default)
+    off = judge_acceptance(LEGACY, Trained(job, last_bit, Description()), default)
 
     assert same.verdict is Verdict.CONFORMS
     assert name_of(off) == "not_the_same"

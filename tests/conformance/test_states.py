@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from adapters.contract import Layout
 from conformance.corpus.strategies import aggregations, layouts
 from conformance.findings.verdict import Verdict
-from conformance.judging.weights import judge_weights
+from conformance.judging.weights import Trained, judge_weights
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
 from reference.aggregation import Aggregation
@@ -37,7 +37,7 @@ class PoolMachine(RuleBasedStateMachine):
 
         assert isinstance(outcome, Ran)
         assert len(outcome.observations) == layout.world_size
-        judgement = judge_weights(self.job, outcome.observations, self.pool.description)
+        judgement = judge_weights(Trained(self.job, outcome.observations, self.pool.description))
         assert judgement.verdict is Verdict.CONFORMS
 
     @rule(aggregation=aggregations(), layout=LAYOUTS, mood=st.sampled_from([Mood.RAISE, Mood.EXIT]))

@@ -54,17 +54,12 @@ def test_terms_are_reduced_by_their_own_convention() -> None:
         diagnostics=MICRO_BATCHES,
     )
 
-    assert loss_terms.reducer(Objective.ENTROPY, conventions) is AuxiliaryAggregation.TOKEN_MEAN
-    assert loss_terms.reducer(Objective.KL, conventions) is AuxiliaryAggregation.SAMPLE_MEAN
+    assert loss_terms.reducer(Metric.ENTROPY, conventions) is AuxiliaryAggregation.TOKEN_MEAN
+    assert loss_terms.reducer(Metric.KL, conventions) is AuxiliaryAggregation.SAMPLE_MEAN
     assert loss_terms.reducer(Objective.SFT, conventions) is AuxiliaryAggregation.WITH_TOKEN_MEAN
-    assert loss_terms.reducer(Objective.GSPO, conventions) is None
-    assert loss_terms.reducer_of_term(Metric.POLICY_LOSS, conventions) is None
-    assert (
-        loss_terms.reducer_of_term(Metric.ENTROPY, conventions) is AuxiliaryAggregation.TOKEN_MEAN
-    )
-    assert loss_terms.reducer_of_term(Metric.KL, conventions) is AuxiliaryAggregation.SAMPLE_MEAN
+    assert loss_terms.reducer(Metric.POLICY_LOSS, conventions) is None
     for metric in (Metric.CLIP_FRACTION, Metric.POLICY_KL, Metric.RATIO, Metric.REJECTED):
-        assert loss_terms.reducer_of_term(metric, conventions) is MICRO_BATCHES
+        assert loss_terms.reducer_of_log(metric, conventions) is MICRO_BATCHES
 
 
 def test_rejected_tokens_and_a_critics_loss_may_be_reduced_in_ways_of_their_own() -> None:
@@ -75,8 +70,8 @@ def test_rejected_tokens_and_a_critics_loss_may_be_reduced_in_ways_of_their_own(
         value_loss=AuxiliaryAggregation.WITH_POLICY_LOSS,
     )
 
-    assert loss_terms.reducer_of_term(Metric.REJECTED, conventions) is by_tokens
-    assert loss_terms.reducer_of_term(Metric.CLIP_FRACTION, conventions) is MICRO_BATCHES
+    assert loss_terms.reducer_of_log(Metric.REJECTED, conventions) is by_tokens
+    assert loss_terms.reducer_of_log(Metric.CLIP_FRACTION, conventions) is MICRO_BATCHES
     found = loss_terms.reducer(Objective.VALUE, conventions)
     assert found is AuxiliaryAggregation.WITH_POLICY_LOSS
     default = loss_terms.reducer(Objective.VALUE, Conventions())

@@ -53,6 +53,21 @@ def test_another_version_of_the_code_makes_its_own(
     assert len(kept(cache)) <= MOST
 
 
+def test_a_changed_table_is_another_version_of_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(user_cache, "ROOT", tmp_path)
+    table = tmp_path / "adapters" / "toy" / "tables.toml"
+    table.parent.mkdir(parents=True)
+
+    digests = set()
+    for number in (1, 2):
+        table.write_text(f"size = {number}")
+        digests.add(user_cache.digest_of_code.__wrapped__())
+
+    assert len(digests) == 2
+
+
 def test_half_a_file_is_made_again(cache: Path) -> None:
     make = Counting()
     made_once("numbers", "a", make)

@@ -9,18 +9,17 @@ from adapters.native.adapter import NativeAdapter
 from conformance.corpus.configurations import LOG_CASES, LOG_ENTRIES
 from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Verdict
-from conformance.judging.attached import judge_attached
-from conformance.judging.startup import judge_log
-from conformance.judging.weights import Judgement
+from conformance.judging.laws import judge_attached, judge_same
+from conformance.judging.outcome import judge
+from conformance.judging.startup import judge_log, judge_startup
+from conformance.judging.weights import Judgement, Trained
 from conformance.plan.checks import CheckSpec
 from conformance.plan.matrix import MatrixCell
 from conformance.plan.plan import Plan
 from conformance.ranks.hardware import ON_CPU
 from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import Ran, RankPool
-from conformance.runs.check import judge, judge_startup
 from conformance.runs.jobs import SharedJobs
-from conformance.runs.laws import judge_same
 from reference.aggregation import Mode
 from tests.declaring import assumed
 from tests.mutants import one_process
@@ -136,7 +135,7 @@ def trials_on(
         elif cell.spec.law:
             judgement = judge_same(cell.spec, job, outcome, SharedJobs(pool))
         else:
-            judgement = judge(cell.spec)(job, outcome.observations, description)
+            judgement = judge(cell.spec)(Trained(job, outcome.observations, description))
         yield Trial(
             case=cell.case.name, mode=cell.aggregation.mode, layout=cell.layout, judgement=judgement
         )

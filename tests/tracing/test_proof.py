@@ -15,10 +15,10 @@ from adapters.contract.objective import Objective
 from conformance.corpus.cases import CORPUS, Case
 from conformance.findings.errors import UnknownCutError
 from conformance.findings.verdict import Check, Verdict
+from conformance.judging.outcome import judge_outcome
 from conformance.plan.checks import CHECK_SPECS
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import RankPool
-from conformance.runs.check import judge_outcome
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing.finding import traced_job
 from conformance.tracing.proof import Prover, candidates

@@ -18,9 +18,10 @@ from pathlib import Path
 from conformance.findings.errors import NotTracedError
 from conformance.findings.trace import Line
 from conformance.findings.verdict import Check
+from conformance.judging.outcome import judge
+from conformance.judging.weights import Trained
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import Ran, RankPool
-from conformance.runs.check import judge
 from conformance.tracing.columns import is_traced, traced_metric
 from conformance.tracing.finding import traced_job
 from conformance.tracing.trace import Trace
@@ -44,7 +45,7 @@ def place(mutant: type[Mutant], pool: RankPool) -> int | None:
         job = MutantJob(**vars(cell.job), mutant=mutant)
         ran = pool.run(job)
         is_killed = isinstance(ran, Ran) and judge(cell.spec)(
-            job, ran.observations, pool.description
+            Trained(job, ran.observations, pool.description)
         )
         if not is_killed or is_killed.verdict != "mismatch":
             continue

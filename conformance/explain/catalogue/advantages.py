@@ -18,7 +18,6 @@ import numpy as np
 from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.contract.objective import OF_GROUPS, OF_VALUES, PENALISING, Objective
 from conformance.explain.catalogue.groups import wrong_groups
-from conformance.explain.catalogue.mistake import Kind, known
 from reference import advantages
 from reference.aggregation import TokenSet
 
@@ -32,41 +31,6 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
     Samples = NDArray[np.int64]
     Wrong = tuple[str, Values]
-
-PARTS_OF_A_BATCH = {
-    "step": "optimizer step",
-    "dp_rank": "data-parallel rank",
-    "cp_slice": "context-parallel slice",
-    "rank": "rank",
-}
-
-known(
-    {
-        "divergence_left_out": "rewards are not penalised by the divergence",
-        "divergence_of_other_tokens": "the divergence of the wrong tokens is penalised",
-        "discount_left_out": "later rewards are not discounted",
-        "reward_at_another_token": "the reward is placed at the wrong token",
-        "other_transitions": "advantages are accumulated over the wrong tokens",
-        "trace_left_out": "advantages of later tokens are not multiplied by lambda",
-        "padding_bootstrapped": "GAE bootstraps from padding values",
-        "not_whitened": "advantages are not whitened",
-        "whitened_by_other_tokens": "whitening takes mean and variance over the wrong tokens",
-        "copies_whitened": "whitening counts a token once for each rank that holds a copy",
-        "padding_whitened": "whitening counts padding in the mean",
-        **{
-            f"whitened_per_{name}": f"advantages are whitened in each {words} separately"
-            for name, words in PARTS_OF_A_BATCH.items()
-        },
-    },
-    rank=15,
-    kind=Kind.ADVANTAGE,
-)
-
-known(
-    {"values_of_other_samples": "advantages use the critic's values of other samples"},
-    rank=16,
-    kind=Kind.READ_OFF,
-)
 
 LARGEST = 2**20
 """The most tokens times samples of a batch for which the donors of values are searched."""

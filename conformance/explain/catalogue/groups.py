@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract.objective import Objective
-from conformance.explain.catalogue.mistake import Kind, known
 from reference import advantages
 from reference.aggregation import Compared, Deviation, Lone, Missing, Rejected, TokenSet
 from reference.rounding import statistic_bound
@@ -31,24 +30,6 @@ if TYPE_CHECKING:
     Values = NDArray[np.float64]
     Wrong = tuple[str, Values]
 
-known(
-    {
-        "groups_merged": "rewards are compared across prompts and not within each group",
-        "groups_of_a_fixed_size": (
-            "the batch is cut into groups of a fixed size, regardless of the samples' prompts"
-        ),
-        "groups_cut_into_runs": "rewards are compared only with those of adjacent samples",
-        "reward_at_a_masked_token_lost": (
-            "the reward of a sample whose last token is masked is lost"
-        ),
-        "missing_siblings_counted": "missing samples of a prompt count as rewards of 0",
-        "baseline_left_out": "the mean of the prompt's rewards is not subtracted",
-        "own_reward_in_baseline": "the baseline includes the sample's own reward",
-        "std_left_out": "rewards are not divided by their standard deviation",
-    },
-    rank=15,
-    kind=Kind.ADVANTAGE,
-)
 ANSWERS: dict[str, dict[StrEnum, str]] = {
     "compared": {
         Compared.SAMPLES: "compared_by_samples",
@@ -78,41 +59,6 @@ OF_ESTIMATORS = {
 }
 """The fields of `EstimatorConventions` for the conventions in `ANSWERS`."""
 
-known(
-    {
-        "compared_by_samples": "reward statistics count samples instead of rollouts",
-        "compared_by_longest_samples": (
-            "a rollout counts once, by the reward of its sample with the most tokens"
-        ),
-        "compared_by_last_samples": "a rollout counts once, by the reward of its last sample",
-        "rejected_siblings_counted": (
-            "rewards of rejected samples still count in their prompt's statistics"
-        ),
-        "rejected_siblings_counted_as_0": (
-            "rejected samples count as rewards of 0 in their prompt's statistics"
-        ),
-        "rejected_siblings_excluded": (
-            "rewards of rejected samples are left out of their prompt's statistics"
-        ),
-        "lone_reward_dropped": "a sample that is alone in its group has an advantage of 0",
-        "lone_reward_kept": "a sample that is alone in its group has its reward as the advantage",
-        "missing_rewards_excluded": "samples without a reward are left out, with an advantage of 0",
-        "missing_rewards_counted_as_0": "a missing reward counts as a reward of 0",
-        "biased_std": "the standard deviation of a group is the biased one, with divisor n",
-        "unbiased_std": "the standard deviation of a group is the unbiased one, with divisor n - 1",
-    },
-    rank=15,
-    kind=Kind.ADVANTAGE,
-)
-known(
-    {
-        "difference_of_squares": (
-            "a variance is the mean of squares minus the squared mean, which cancels in float32"
-        )
-    },
-    rank=15,
-    kind=Kind.READ_OFF,
-)
 
 DIVIDED_BY_STD = (
     Objective.GROUP_NORMALISED,

@@ -15,7 +15,7 @@ import numpy as np
 
 from adapters.contract.batch.formulas import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, NORMALISED, SELECTING, Objective
-from conformance.explain.catalogue.mistake import OPTION_IGNORED, Kind, known
+from conformance.explain.catalogue.mistake import OPTION_IGNORED
 from reference.losses import corrections, policy_losses
 
 if TYPE_CHECKING:
@@ -60,11 +60,7 @@ WITHOUT = {
 RATIOS = {"ratios_left_out": "log_ratios", "correction_left_out": "rollout_log_ratios"}
 """For each mistake that ignores ratios, the field of `PolicyTokens` that is taken as 0."""
 
-SCOPES = {
-    "per_micro_batch": "their micro-batch",
-    "per_rank": "their data-parallel rank",
-    "per_micro_batch_of_all_ranks": "one micro-batch on all ranks",
-}
+SCOPES = ("per_micro_batch", "per_rank", "per_micro_batch_of_all_ranks")
 """The parts of a step within which tokens may be compared or averaged by mistake."""
 
 COMPARING = {
@@ -72,51 +68,6 @@ COMPARING = {
     **dict.fromkeys(SELECTING, "selected"),
 }
 """For each loss that depends on all tokens of a step together, the verb in its mistakes' names."""
-
-known(
-    {
-        "clipping_left_out": "clipped tokens still have a gradient",
-        "dual_clip_left_out": "losses of negative advantages are not bounded",
-        "truncation_left_out": "the ratio of old to rollout policy is not truncated",
-        "dropping_left_out": "tokens and sequences whose ratios are out of bounds are kept",
-        "penalty_left_out": "the penalty on log-ratios has no gradient",
-        "ratios_left_out": "importance ratios are ignored",
-        "correction_left_out": "ratios of old to rollout policy are ignored",
-        "ratios_of_tokens": "token-level ratios are used instead of sequence-level ones",
-        "ratios_per_cp_slice": "sequence-level ratios are computed per context-parallel slice",
-        "masked_tokens_in_ratios": "ratios of sequences and means include masked tokens",
-        **{
-            f"normalised_{scope}": (
-                f"corrections are divided by the mean of {words} instead of that of the step"
-            )
-            for scope, words in SCOPES.items()
-        },
-        **{
-            f"selected_{scope}": f"tokens are selected within {words} instead of the step"
-            for scope, words in SCOPES.items()
-        },
-        "penalty_not_divided": (
-            "the penalty on log-ratios is summed but never normalised",
-            "the penalty outweighs the policy loss by the divisor of the mean, such as the number"
-            " of tokens",
-        ),
-        "divided_advantages_compared": (
-            "tokens are selected by advantages that the loss normaliser has already scaled"
-        ),
-        "dropped_tokens_not_counted_per_micro_batch": (
-            "each micro-batch is divided by the number of its kept tokens, but weighted by all of"
-            " its tokens",
-            "each micro-batch is divided by the share of its tokens that are kept",
-        ),
-    },
-    rank=14,
-    kind=Kind.DERIVATIVE,
-)
-known(
-    {OPTION_IGNORED: "an option is accepted and changes nothing"},
-    rank=15,
-    kind=Kind.DERIVATIVE,
-)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -19,7 +19,7 @@ from adapters.contract.objective import CONSTANTS, Metric
 from conformance.expected.step_context import of_samples
 from conformance.expected.term import PolicyDerivative, PolicyQuantity
 from conformance.explain.catalogue.miscounts import widest
-from conformance.explain.catalogue.mistake import Kind, Prediction, known
+from conformance.explain.catalogue.mistake import Kind, Prediction
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -36,16 +36,6 @@ if TYPE_CHECKING:
 
 MISALIGNED = "log_probs_misaligned"
 
-known(
-    {
-        MISALIGNED: (
-            "losses are applied to the log-probabilities of other tokens of the row",
-            "every token of a misaligned row is trained with the advantage of another one",
-        )
-    },
-    rank=9,
-    kind=Kind.READ_OFF,
-)
 
 FURTHEST = 7
 """The most positions by which rows may be misaligned: padding to a multiple of 8 adds up to 7."""

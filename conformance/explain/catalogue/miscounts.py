@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from conformance.expected.step_context import of_samples, truncated_samples
-from conformance.explain.catalogue.mistake import Prediction, counting, known
+from conformance.explain.catalogue.mistake import Prediction, counting
 from reference.aggregation import DenominatorMask, EmptyUnits, Mode
 from reference.weights import counted_tokens, token_weights, unit_of_sample
 
@@ -20,95 +20,6 @@ if TYPE_CHECKING:
 
     from conformance.expected.step_context import StepContext
 
-
-known(
-    {
-        "empty_samples_counted": "a sample without active tokens is counted as one token",
-        "empty_micro_batches_counted": (
-            "a micro-batch without active tokens is counted as one token"
-        ),
-        "rejection_left_out": "rejected tokens are trained on and counted",
-        "rejected_tokens_weigh": (
-            "rejected tokens are trained on, but denominators do not count them"
-        ),
-        "original_mask_counted": (
-            "denominators count the mask before rejection sampling",
-            "too small by about the share of tokens that are rejected",
-        ),
-        "modified_mask_counted": "denominators count the mask after rejection sampling",
-        "truncated_samples_counted": (
-            "denominators count samples that the truncation filter leaves out",
-            "too small by the share of tokens or samples that are cut off",
-        ),
-    },
-    rank=3,
-)
-known(
-    {
-        "filling_rows_counted": (
-            "rows that pad the batch to a multiple of the ranks are counted as samples"
-        )
-    },
-    rank=5,
-)
-known({"padding_counted": "padding up to the longest response or sequence is counted"}, rank=10)
-known(
-    {
-        "padded_width_as_divisor": "the divisor is the padded width of a micro-batch",
-        "packed_length_as_divisor": (
-            "each micro-batch is divided by all its tokens, not the active ones alone"
-        ),
-    },
-    rank=12,
-)
-known(
-    {
-        "counted_over_batch": (
-            "the whole batch is counted instead of the step",
-            "as many times too small as a batch has optimizer steps",
-        ),
-        "mean_of_the_batch_counted": (
-            "every step uses the average count over the steps of a batch",
-            "a step with twice the average number of tokens counts twice",
-        ),
-        "masked_tokens_counted": "masked tokens are counted",
-        "prompt_tokens_counted": "tokens of prompts are counted",
-        "runs_counted_as_prompts": "runs of adjacent samples are counted as prompts",
-        "tokens_per_sample_miscounted": "every sample's token count is off by one or two",
-    },
-    rank=10,
-)
-known(
-    {
-        **{
-            f"{what}_counted_as_units": (
-                f"the number of {what} is the divisor, which the mode does not average over"
-            )
-            for what in ("samples", "rollouts", "prompts", "tokens")
-        },
-        "counted_in_bfloat16": "tokens are counted in bfloat16",
-        "counted_in_float16": "tokens are counted in float16",
-        "counted_in_float32": "tokens are summed in float32",
-        "cp_shares_rounded_down": (
-            "the share of a micro-batch's tokens that each context-parallel rank counts is rounded"
-            " down",
-            "too large by at most (cp - 1) / n for micro-batches of n tokens: 0.04 % at 16k tokens"
-            " and cp 8",
-        ),
-        "count_off_by_one": "a count of tokens, samples or prompts is off by one",
-    },
-    rank=12,
-)
-known(
-    {
-        "shares_of_ranks_clamped": (
-            "a data-parallel rank's share of the step's tokens is clamped to at least 1",
-            "only steps with fewer active tokens than data-parallel ranks are affected",
-        )
-    },
-    rank=12,
-    only=("where there are fewer active tokens than data-parallel ranks",),
-)
 
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
 """Number of significant bits and largest finite number of each dtype."""

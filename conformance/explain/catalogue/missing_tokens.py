@@ -10,7 +10,7 @@ import numpy as np
 
 from adapters.contract import Option
 from conformance.expected.term import PolicyDerivative, ValueDerivative
-from conformance.explain.catalogue.mistake import Kind, Prediction, known
+from conformance.explain.catalogue.mistake import Prediction
 from conformance.explain.catalogue.parts import filled_up
 from conformance.findings.finding import Diagnosis
 from reference.weights import token_weights
@@ -28,61 +28,8 @@ if TYPE_CHECKING:
     Matches = Callable[[NDArray[np.float64]], bool]
 
 
-known(
-    {
-        "not_reduced_over_dp": (
-            "the reduction over data-parallel ranks is missing",
-            "every rank trains on its own samples alone, and their copies of the model drift apart",
-        ),
-        "not_reduced_over_cp": "the reduction over context-parallel ranks is missing",
-        "not_reduced_over_ranks": "the reduction over ranks is missing",
-    },
-    rank=7,
-    kind=Kind.UNREDUCED,
-)
-known(
-    {
-        "reduced_before_the_last_micro_batch": (
-            "gradients are reduced before the last micro-batch is accumulated"
-        ),
-    },
-    rank=7,
-    kind=Kind.READ_OFF,
-)
-known(
-    {
-        "micro_batches_lost": "whole micro-batches are lost",
-        "samples_dropped": "samples are dropped before training",
-        "samples_lost": "samples are lost",
-        "tokens_clipped": "the loss clips or drops tokens that it must train",
-        "tokens_lost": "tokens are lost",
-        "samples_repeated": "samples repeated to fill up a batch weigh twice as much",
-        "nothing_reported_by_some_ranks": "some ranks log 0, the others the right number",
-    },
-    rank=9,
-    kind=Kind.READ_OFF,
-)
-known(
-    {
-        "term_without_gradient": "the term has no gradient",
-        "term_left_out": "the term is left out",
-        "nothing_reported": "0 is logged",
-    },
-    rank=9,
-    kind=Kind.ABSENT,
-)
-
 FIRST_OF_SLICES = "first_of_slices_left_out"
 
-known(
-    {
-        FIRST_OF_SLICES: (
-            "the first token of each context-parallel slice is neither trained nor counted",
-            "a row on cp ranks loses up to cp - 1 tokens",
-        )
-    },
-    rank=9,
-)
 
 FEW_SLICES = 3
 """For a logged number, the most tokens for which it is tried both that they begin a slice and that

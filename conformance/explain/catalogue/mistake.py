@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.findings.cause import UNEXPLAINED
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     import numpy as np
     from numpy.typing import NDArray
@@ -45,9 +47,6 @@ class Mistake:
     """The mistake in words, as the end of a sentence."""
 
     kind: Kind
-    rank: int
-    """The rank by commonness, low for common mistakes; equal ranks are ordered by declaration."""
-
     at_size: str = ""
     """The mistake's effect on a step of any size, as the end of a sentence, if a formula says more
     than a prediction for one step."""
@@ -67,162 +66,30 @@ INACTIVE = "inactive_tokens_weigh"
 OPTION_IGNORED = "option_ignored"
 """The mistake of an option without effect; statements name it together with the option."""
 
-MISTAKES: dict[str, Mistake] = {}
-"""All known mistakes by name: complete once `conformance.explain.catalogue` is imported."""
-
-
-def known(
-    sentences: Mapping[str, str | tuple[str, str]],
-    *,
-    rank: int,
-    kind: Kind = Kind.WEIGHTS,
-    only: tuple[str, ...] = (),
-) -> None:
-    """Adds mistakes to the catalogue, given a sentence for each name.
-
-    A second sentence is the mistake's effect on a step of any size. ``only`` has facts without
-    which the mistakes cannot be made.
-    """
-    for name, said in sentences.items():
-        assert name not in MISTAKES, f"{name} is declared twice"
-        says, at_size = (said, "") if isinstance(said, str) else said
-        MISTAKES[name] = Mistake(
-            name=name, says=says, kind=kind, rank=rank, at_size=at_size, only=only
-        )
-
-
-# Mistakes without a prediction of weights: they are read from observed numbers or found by judges.
-
 ASSUMED = "which the framework does not document"
-
-known(
-    {
-        "other_divisor": "another constant divisor is used",
-        "samples_miscounted": "the wrong number of samples is counted",
-        "prompts_miscounted": "the wrong number of prompts is counted",
-        "tokens_miscounted": "the wrong number of tokens is counted",
-    },
-    rank=13,
-    kind=Kind.COUNT,
-)
-known(
-    {
-        "gradients_clipped": "gradients are clipped before the optimizer reads them",
-        "gradient_values_clipped": (
-            "gradients are clipped value by value before the optimizer reads them"
-        ),
-        "loss_scaled": "gradients are read before the loss scale is divided out",
-    },
-    rank=16,
-    kind=Kind.FOUND,
-)
-known(
-    {
-        INACTIVE: "masked tokens have a weight",
-        "not_finite": "numbers are NaN or infinite",
-        "step_skipped": "an optimizer step with a NaN or infinite gradient is skipped",
-    },
-    rank=17,
-    kind=Kind.READ_OFF,
-)
-known(
-    {
-        "tokens_not_held": "active tokens are on no rank",
-        "forward_passes_not_recorded": "the adapter records no forward passes",
-        "group_on_several_ranks": "a prompt group is on several data-parallel ranks",
-        "depends_on_cut": "a gradient or a logged number depends on how a step is cut",
-        "depends_on_order": "a gradient or a logged number depends on the order of samples",
-        "depends_on_ids": (
-            "a gradient or a logged number depends on the ids of prompts and rollouts"
-        ),
-        "depends_on_prompts": "a gradient or a logged number depends on the length of prompts",
-        "depends_on_masked_tokens": (
-            "a gradient or a logged number depends on whether there are masked tokens"
-        ),
-        "depends_on_masked_samples": (
-            "a gradient or a logged number depends on whether there are samples without active"
-            " tokens"
-        ),
-        "depends_on_reward_level": "a gradient depends on the level or the scale of rewards",
-        "depends_on_steps_before": (
-            "a gradient or a logged number depends on the steps that were trained before"
-        ),
-        "sample_unit_sample": f"samples of one rollout are counted separately, {ASSUMED}",
-        "sample_unit_rollout": f"samples of one rollout are counted as one, {ASSUMED}",
-        "empty_units_counted": f"samples and prompts without active tokens are counted, {ASSUMED}",
-        "empty_units_excluded": (
-            f"samples and prompts without active tokens are not counted, {ASSUMED}"
-        ),
-        "denominator_mask_modified": f"denominators do not count rejected tokens, {ASSUMED}",
-        "denominator_mask_original": f"denominators count rejected tokens, {ASSUMED}",
-        "selected_micro_batch": (
-            f"tokens are selected by a comparison within their micro-batch, {ASSUMED}"
-        ),
-        "selected_step": f"tokens are selected by a comparison over the step, {ASSUMED}",
-        "micro_batch_weight_equal": (
-            f"micro-batches of different sizes weigh the same in a mean over them, {ASSUMED}"
-        ),
-        "micro_batch_weight_by_samples": (
-            f"micro-batches weigh by their samples in a mean over them, {ASSUMED}"
-        ),
-        "term_mask_modified": f"a term is averaged over the tokens that are kept, {ASSUMED}",
-        "term_mask_original": f"a term is averaged over rejected tokens too, {ASSUMED}",
-        "transitions_active": f"returns skip masked tokens, {ASSUMED}",
-        "transitions_response": f"returns pass through masked tokens, {ASSUMED}",
-        "penalised_active": f"the divergence of masked tokens is not penalised, {ASSUMED}",
-        "penalised_response": f"the divergence of masked tokens is penalised too, {ASSUMED}",
-        "rewarded_active": f"the reward is at the last token that is trained, {ASSUMED}",
-        "rewarded_response": f"the reward is at the last token, masked or not, {ASSUMED}",
-        "several_divisors": "tokens of one step are divided by different numbers",
-        "tokens_missing": "active tokens weigh nothing",
-        "reducer_ignored": "a custom reducer is not used",
-        "reducer_rescaled": "the result of a custom reducer is rescaled",
-        "masked_values_multiplied": (
-            "masked values are multiplied by the mask instead of being selected"
-        ),
-        "gradient_of_constants": "a gradient flows through what the loss must take as a constant",
-        "router_losses_not_divided": (
-            "Megatron-Core multiplies router losses by the number of tokens, and nothing divides"
-            " them by it"
-        ),
-        "router_losses_per_token": (
-            "with calculate_per_token_loss, router losses of Megatron-Core have another coefficient"
-        ),
-        "ratios_overflow": "a ratio that overflows is clipped, and makes gradients NaN",
-        "masked_values_read": "values of masked tokens change other numbers",
-        "masked_values_crash": "a step crashes because of values of masked tokens",
-        "never_made": "a batch that the framework itself never produces crashes",
-        "another_default": "an option's default is another than documented",
-        "not_logged": "a number that this version logs for other steps is missing",
-        "unexplained": "no known mistake explains it",
-    },
-    rank=18,
-    kind=Kind.FOUND,
-)
-known(
-    {
-        "accepted": "bad input is accepted",
-        "fails_later": "bad input passes startup validation, and the run fails later",
-        "refused_without_naming": "bad input is refused by an error that does not name it",
-    },
-    rank=19,
-    kind=Kind.RULE,
-)
-known(
-    {
-        "refused_by_an_assert": "bad input is refused only by an assert, which python -O removes",
-        "refused_what_it_supports": "good input is refused",
-        "not_the_same": "two ways to configure the same give different weights",
-        "configuration_ignored": "the adapter declares a setting and does not pass it on",
-    },
-    rank=19,
-    kind=Kind.RULE,
-)
+"""The end of a sentence on a convention that a framework only seems to have."""
 
 
-def commonness(name: str) -> tuple[int, int]:
+def _read() -> Iterator[Mistake]:
+    """Yield the known mistakes of ``mistakes.toml``."""
+    text = Path(__file__).with_name("mistakes.toml").read_text("utf-8")
+    for group in tomllib.loads(text)["group"]:
+        kind, only, at_size = Kind[group["kind"]], group.get("only", ()), group.get("at_size", {})
+        for name, says in group["says"].items():
+            yield Mistake(
+                name=name, says=says, kind=kind, at_size=at_size.get(name, ""), only=tuple(only)
+            )
+
+
+MISTAKES = {mistake.name: mistake for mistake in _read()}
+"""All known mistakes by name, the most common first."""
+
+PLACES = {name: place for place, name in enumerate(MISTAKES)}
+
+
+def commonness(name: str) -> int:
     """A sort key for names of mistakes, the most common ones first."""
-    return MISTAKES[name].rank, [*MISTAKES].index(name)
+    return PLACES[name]
 
 
 def doubt(name: str) -> int:

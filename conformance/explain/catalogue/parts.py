@@ -12,7 +12,7 @@ from adapters.contract import Option
 from conformance.expected.placement import FilledRows
 from conformance.expected.step_context import StepContext, by_samples, units_held
 from conformance.explain.catalogue.miscounts import counted_mask
-from conformance.explain.catalogue.mistake import Kind, Prediction, counting, known
+from conformance.explain.catalogue.mistake import Prediction, counting
 from reference.aggregation import EmptyUnits, MicroBatchWeight, Mode
 
 if TYPE_CHECKING:
@@ -23,86 +23,6 @@ if TYPE_CHECKING:
     from adapters.contract import Layout
     from conformance.expected.placement import TokenPlacement
 
-
-PARTS = {
-    "rank": "data-parallel rank",
-    "micro_batch": "micro-batch",
-    "micro_batch_or_padding": "micro-batch (padding ones included)",
-    "micro_batch_of_all_ranks": "micro-batch over all data-parallel ranks",
-    "cp_slice": "context-parallel slice",
-    "cp_slice_of_a_micro_batch": "context-parallel slice of a micro-batch",
-}
-
-known(
-    {
-        "padding_micro_batches_averaged": (
-            "padding micro-batches are averaged in as zeros",
-            "too small by the share of micro-batches that are padding",
-        ),
-        "dummy_rows_averaged": "padding rows are averaged in as zeros",
-        "repeated_rows_averaged": (
-            "samples repeated to fill up ranks are averaged in as zeros",
-            "at most dp - 1 rows are repeated: 1.4 % of a batch of 512 with dp 8",
-        ),
-    },
-    rank=6,
-    kind=Kind.FILLED,
-)
-known(
-    {
-        **{
-            f"denominators_per_{part}": (
-                f"each {words} is normalised by its own count, and means are averaged"
-            )
-            for part, words in PARTS.items()
-        },
-        "denominators_per_micro_batch_by_samples": (
-            "each micro-batch is normalised by its own count, and means are weighted by samples"
-        ),
-    },
-    rank=6,
-    kind=Kind.PARTS,
-)
-known(
-    {
-        "shares_averaged_by_tokens": (
-            "micro-batch losses are averaged, weighted by tokens, instead of summed"
-        ),
-        **{
-            f"tokens_counted_per_{part}": f"tokens are counted per {words} instead of over the step"
-            for part, words in PARTS.items()
-        },
-        "micro_batch_means_added_up": (
-            "micro-batch means are summed instead of averaged",
-            "as many times too large as there are micro-batches",
-        ),
-    },
-    rank=6,
-)
-known(
-    {
-        "shares_of_all_ranks_averaged": (
-            "micro-batch shares are averaged over all ranks instead of summed",
-            "too small by the number of ranks times that of their micro-batches",
-        ),
-        "windows_counted_by_samples": (
-            "a logged sum is divided by a number of optimizer steps that is derived from the"
-            " number of samples",
-            "as many times too small as an average micro-batch has samples",
-        ),
-    },
-    rank=6,
-    kind=Kind.LOGGED,
-)
-known(
-    {"micro_batches_carried_over": "leftover micro-batches leak into the next step"},
-    rank=8,
-)
-known(
-    {"mean_of_means": "a mean of means is taken instead of pooling over the step"},
-    rank=18,
-    kind=Kind.LOGGED,
-)
 
 FILLINGS = {
     "repeated_rows_averaged": "samples repeated to fill up ranks are averaged in as zeros",
@@ -188,7 +108,7 @@ def averaged_shares(context: StepContext) -> Iterator[Prediction]:
         yield Prediction(name="shares_of_all_ranks_averaged", weights=context.expected / averaged)
 
 
-def parts(context: StepContext) -> Iterator[Prediction]:
+def counted_in_parts(context: StepContext) -> Iterator[Prediction]:
     """Counts within a rank, micro-batch or context-parallel slice instead of within the step."""
     if context.placement is None:
         return

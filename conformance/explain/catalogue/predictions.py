@@ -18,26 +18,10 @@ from adapters.contract import Option
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.step_context import of_samples
 from conformance.expected.term import PolicyDerivative, ValueDerivative
+from conformance.explain.catalogue import miscounts, parts
 from conformance.explain.catalogue.advantages import values_of_others, wrong_advantages
 from conformance.explain.catalogue.groups import read_off_variances
 from conformance.explain.catalogue.losses import wrong_derivatives, wrong_value_derivatives
-from conformance.explain.catalogue.miscounts import (
-    adjacent_prompts,
-    clamped_shares,
-    empty_micro_batches,
-    filling_rows,
-    off_by_one,
-    off_by_the_same,
-    other_mask,
-    other_steps,
-    other_tokens,
-    other_units,
-    padded_widths,
-    rejection_left_out,
-    rounded_counts,
-    rounded_shares,
-    truncated_counted,
-)
 from conformance.explain.catalogue.missing_tokens import shares
 from conformance.explain.catalogue.mistake import (
     INACTIVE,
@@ -45,13 +29,6 @@ from conformance.explain.catalogue.mistake import (
     Kind,
     Prediction,
     counting,
-    known,
-)
-from conformance.explain.catalogue.parts import (
-    averaged_shares,
-    carried_over,
-    filled_up,
-    parts,
 )
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
@@ -65,75 +42,8 @@ if TYPE_CHECKING:
     from conformance.expected.term import LossTerm
 
 
-SIZES = {
-    "cp": "cp (context-parallel ranks)",
-    "dp": "dp (data-parallel ranks)",
-    "dp_cp": "dp · cp (data- and context-parallel ranks)",
-    "pp": "pp (pipeline stages)",
-    "micro_batches": "the number of micro-batches per rank",
-    "group_size": "the number of samples per prompt",
-    "samples": "the number of samples",
-    "prompts": "the number of prompts",
-    "divisor": "the constant divisor",
-}
-
 EXTRA = {"multiplied": "an extra factor of", "divided": "an extra division by"}
 
-known(
-    {
-        f"{verb}_by_{size}": f"{extra} {words}"
-        for verb, extra in EXTRA.items()
-        for size, words in SIZES.items()
-    },
-    rank=1,
-    kind=Kind.FACTOR,
-)
-known(
-    {
-        f"{verb}_by_micro_batch_samples": f"{extra} the number of samples of a micro-batch"
-        for verb, extra in EXTRA.items()
-    },
-    rank=13,
-)
-known(
-    {
-        "partial_window_divided_as_whole": (
-            "an incomplete accumulation window is divided by the micro-batches of a complete one"
-        )
-    },
-    rank=8,
-    kind=Kind.FACTOR,
-)
-known(
-    {
-        "not_divided": (
-            "token losses are summed but never normalised",
-            "too large by the divisor that is missing, such as the number of tokens of a step",
-        ),
-        "samples_not_averaged": "sample sums are divided by the constant divisor but not averaged",
-    },
-    rank=2,
-)
-known(
-    {
-        **{f"weights_of_{mode}": f"reduced as {mode}" for mode in Mode if mode != Mode.CONSTANT},
-        "weights_of_token_mean_counting_empty_samples": (
-            "reduced as token_mean, counting a sample without active tokens as one token"
-        ),
-    },
-    rank=4,
-)
-known(
-    {
-        f"{unit}_units_{empty}": f"the mean is over {unit}s{which}"
-        for unit in SampleUnit
-        for empty, which in (
-            (EmptyUnits.COUNTED, ", including those without active tokens"),
-            (EmptyUnits.EXCLUDED, " with active tokens only"),
-        )
-    },
-    rank=11,
-)
 
 SMALL = 4096
 """The most tokens of a step whose predictions are kept for other checks."""
@@ -156,7 +66,7 @@ def predictions_of_sums(context: StepContext) -> Iterator[Prediction]:
         else:
             yield one
     yield from shares(context)
-    yield from averaged_shares(context)
+    yield from parts.averaged_shares(context)
     step = context.step
     if not step.mask.all():
         unmasked = replace(step, mask=np.ones_like(step.mask), original_mask=None)
@@ -209,37 +119,37 @@ def _predictions(context: StepContext) -> Iterator[Prediction]:
     small steps match by chance, come last. In a step with a single active token any ratio looks
     like a factor, so miscounts come first.
     """
-    yield from filled_up(context)
-    yield from truncated_counted(context)
+    yield from parts.filled_up(context)
+    yield from miscounts.truncated_counted(context)
     if np.count_nonzero(context.step.mask) == 1:
-        yield from other_tokens(context)
-        yield from clamped_shares(context)
+        yield from miscounts.other_tokens(context)
+        yield from miscounts.clamped_shares(context)
         yield from _undivided(context)
     yield from _factors(context, of_layout=True)
     for kind in (
         _undivided,
-        other_steps,
-        rejection_left_out,
-        other_mask,
-        other_tokens,
-        empty_micro_batches,
-        off_by_the_same,
-        adjacent_prompts,
+        miscounts.other_steps,
+        miscounts.rejection_left_out,
+        miscounts.other_mask,
+        miscounts.other_tokens,
+        miscounts.empty_micro_batches,
+        miscounts.off_by_the_same,
+        miscounts.adjacent_prompts,
         _other_modes,
         _other_conventions,
-        other_units,
-        filling_rows,
-        parts,
-        carried_over,
+        miscounts.other_units,
+        miscounts.filling_rows,
+        parts.counted_in_parts,
+        parts.carried_over,
         _partial_window,
-        rounded_counts,
-        clamped_shares,
-        rounded_shares,
-        off_by_one,
+        miscounts.rounded_counts,
+        miscounts.clamped_shares,
+        miscounts.rounded_shares,
+        miscounts.off_by_one,
     ):
         yield from kind(context)
     yield from _factors(context, of_layout=False)
-    yield from padded_widths(context)
+    yield from miscounts.padded_widths(context)
     yield from _micro_batch_samples(context)
 
 
@@ -256,11 +166,11 @@ def _micro_batch_samples(context: StepContext) -> Iterator[Prediction]:
 
 def _partial_window(context: StepContext) -> Iterator[Prediction]:
     """Divides by one micro-batch more than the step has, on layouts with a partial window."""
-    parts = context.layout.micro_batches
-    if not isinstance(parts, int):
-        parts = 0 if context.placement is None else context.most_micro_batches
-    if Option.PARTIAL_WINDOW in context.layout.options and parts:
-        weights = context.expected * (parts / (parts + 1))
+    count = context.layout.micro_batches
+    if not isinstance(count, int):
+        count = 0 if context.placement is None else context.most_micro_batches
+    if Option.PARTIAL_WINDOW in context.layout.options and count:
+        weights = context.expected * (count / (count + 1))
         yield Prediction(name="partial_window_divided_as_whole", weights=weights)
 
 

@@ -9,7 +9,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from adapters.contract import Option
-from adapters.contract.objective import CORRECTIONS, FROM_REWARDS, POLICY_LOSSES
 from conformance.findings.verdict import Check
 from conformance.plan.checks import ALL_SPECS, CHECK_SPECS, LAWFUL
 from reference.aggregation import Mode
@@ -70,23 +69,11 @@ SUBJECTS = {
     "sharding": "the distribution of samples over data-parallel ranks",
     "logging": "the logs of micro-batches",
     "off_policy": "the gradient of the policy loss where ratios are not 1",
-    **{
-        f"{Check.ADVANTAGES}.{name}": f"the gradient of the policy loss with {spelt(name)} "
-        "advantages"
-        for name in FROM_REWARDS
-    },
-    **{
-        f"{Check.OFF_POLICY}.{name}": f"the gradient of the {spelt(name)} loss where ratios are "
-        "not 1"
-        for name in (*POLICY_LOSSES, *CORRECTIONS)
-    },
-    **{
-        spec.slug: f"the same step when {spec.law.says} ({spelt(spec.objective)})"
-        for spec in LAWFUL
-        if spec.law is not None
-    },
 }
-"""The subject of a check in words, by its slug."""
+"""The subject of a check in words, by its slug, where `subject` has no pattern for it."""
+
+LAWS = {spec.slug: (spec.law.says, spec.objective) for spec in LAWFUL if spec.law is not None}
+"""For each check of a law, the change in words, and the objective."""
 
 LAYOUTS = {
     "where dp > 1": "with several data-parallel ranks",
@@ -152,7 +139,7 @@ def said(fact: str, chosen_by: Mapping[str, Sequence[str]]) -> str:
     part = _part(fact)
     if typed := _typed(part, chosen_by):
         return f"{'without' if start in ('without', 'except in') else 'with'} {typed}"
-    if start in ("in", "except in") and (name in SLUGS or name in SUBJECTS):
+    if start in ("in", "except in") and name in {*SLUGS, *SUBJECTS, *LAWS}:
         return f"{start} {subject(name)}"
     if fact.startswith(("with ", "without ")):
         return fact.replace("_", " ")
@@ -190,11 +177,16 @@ def subject(slug: str) -> str:
     """Returns the gradient or number that a check looks at, in words."""
     check, _, name = slug.partition(".")
     named = spelt(name)
-    others = {
-        "auxiliary": f"the gradient of the {named} term",
-        "metric": f"the logged {named}",
-        "rejection": f"the logged {named} after rejection sampling",
-        "rollouts": f"the logged mean {named} of the rollouts",
-        "other_losses": f"the gradient of the {named} loss",
+    if slug in LAWS:
+        says, objective = LAWS[slug]
+        return f"the same step when {says} ({spelt(objective)})"
+    patterns: dict[str, str] = {
+        Check.AUXILIARY: f"the gradient of the {named} term",
+        Check.METRIC: f"the logged {named}",
+        Check.REJECTION: f"the logged {named} after rejection sampling",
+        Check.ROLLOUTS: f"the logged mean {named} of the rollouts",
+        Check.OTHER_LOSSES: f"the gradient of the {named} loss",
+        Check.OFF_POLICY: f"the gradient of the {named} loss where ratios are not 1",
+        Check.ADVANTAGES: f"the gradient of the policy loss with {named} advantages",
     }
-    return SUBJECTS.get(slug) or others.get(check) or f"{check}: {named}"
+    return SUBJECTS.get(slug) or patterns.get(check) or f"{check}: {named}"

@@ -20,7 +20,7 @@ from conformance.comparing.reviewed import worse
 from conformance.findings import files
 from conformance.findings.errors import NothingToCompareError, ReportFileError, ReportPathError
 from conformance.findings.verdict import UNJUDGED, Check
-from conformance.plan.plan import Plan, mode_of_advantages
+from conformance.plan.plan import Plan
 from conformance.plan.telling import Jobs, Layouts
 from conformance.ranks import changed as changed_statements
 from conformance.runs import registry, review_task, settings
@@ -132,14 +132,7 @@ def prepare(
     changed = changed_lines(driven, found)
     chosen = Layouts(usual=tuple(map(Layout.parse, layouts))) if layouts else Layouts.of(driven)
     aggregations = settings.modes_of(modes)
-    plan = Plan(
-        layouts=chosen.usual,
-        aggregations=aggregations,
-        checks=frozenset(checks),
-        mode_of_advantages=mode_of_advantages(driven, aggregations),
-        with_defaults=frozenset(driven.framework.with_defaults if driven.framework else ()),
-        fills_up=driven.fills_up,
-    )
+    plan = Plan(layouts=chosen.usual, aggregations=aggregations, checks=frozenset(checks))
     selection = CommitRuns(
         adapter=adapter,
         repository=found.repository,
@@ -158,7 +151,7 @@ def prepare(
         changed=changed,
         lines=lines_in_head(driven, found, changed),
         layouts=chosen,
-        jobs=Jobs(plan, driven, chosen),
+        jobs=Jobs(plan.driven_by(driven), driven, chosen),
         selection=selection,
     )
 
