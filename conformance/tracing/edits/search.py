@@ -3,37 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import TYPE_CHECKING
 
-from conformance.tracing.edits import changed_by, done_otherwise, leaving_out, read_otherwise
+from conformance.tracing.edits.calls import called_otherwise
+from conformance.tracing.edits.edited import changed_by
+from conformance.tracing.edits.insertions import inserting
+from conformance.tracing.edits.omissions import leaving_out
+from conformance.tracing.edits.operations import done_otherwise
+from conformance.tracing.edits.reductions import reduced_otherwise
+from conformance.tracing.edits.statements import statements
+from conformance.tracing.edits.values import read_alike, read_otherwise
 from conformance.tracing.graph import is_close
-from conformance.tracing.statements import statements
 from conformance.tracing.suspects.reasons import Suspect, extent
 from conformance.tracing.trials import ProofTimeOverError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from adapters.contract.job import Edit
-    from conformance.tracing.edits import Edited, Unit
+    from conformance.tracing.edits.edited import Edited, Sort, Unit
+    from conformance.tracing.edits.statements import Statement
     from conformance.tracing.placed import OrdinaryRun
-    from conformance.tracing.statements import Meant, Statement
     from conformance.tracing.trace import Trace
     from conformance.tracing.trials import Trials
     from conformance.tracing.wrong_weight import WrongWeight
 
-LIKELY = (done_otherwise, read_otherwise)
+LIKELY = (called_otherwise, done_otherwise, reduced_otherwise, read_alike)
 """Sorts of edits that are always tried, since each edit may be the intended statement."""
+
+FURTHER = (leaving_out, inserting)
+"""Sorts of edits that may also compensate for a mistake in another line."""
+
+NEAREST = 12
+"""The number of statements that are tried with all sorts of edits before any others are."""
 
 
 def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> list[Suspect]:
     """The lines whose edit makes all findings conform; a line is proven if it is the only one.
 
-    Leaving out a part of a line may compensate for a mistake in another line, so such edits are
-    tried only if no other edit helps. They are also tried if a sign is wrong, since many lines can
-    change a sign. Before a line is proven, all other statements of its function have been tried; if
-    the time did not suffice, no line is proven.
+    The statements nearest to the wrong number are tried with all sorts of edits before statements
+    farther away. Leaving out or inserting a part may compensate for a mistake in another line, so
+    such edits are tried only if no other edit helps. They are also tried if a sign is wrong, since
+    many lines can change a sign. Before a line is proven, all other statements of its function have
+    been tried; if the time did not suffice, no line is proven.
 
     Raises:
         ProofTimeOverError: no time was left to find an edit.
@@ -84,28 +96,42 @@ class _Search:
         ]
 
     def look_everywhere(self, several: Sequence[Statement], weight: WrongWeight | None) -> None:
-        """Try all sorts of edits.
+        """Try all sorts of edits, of ever more statements until an edit helps.
 
         Raises:
             ProofTimeOverError: no time is left.
         """
-        for meant in LIKELY:
-            self.look_at(several, meant, self.trials.most_edited)
         is_sign = weight is not None and is_close(weight.off, -1)
-        if is_sign or not self.found:
-            self.look_at(several, leaving_out, self.trials.most_edited)
+        for nearest in _nearest(several):
+            self.look_at(nearest, LIKELY, self.trials.most_edited)
+            if is_sign or not self.found:
+                self.look_at(nearest, FURTHER, self.trials.most_edited)
+            if self.found:
+                break
+        else:
+            self.look_at(several, [read_otherwise], self.trials.most_edited)
         for one, _ in self.told if len(self.told) == 1 else ():
-            for meant in LIKELY:
-                self.look_at([other for other in several if other.is_beside(one)], meant)
+            self.look_at([other for other in several if other.is_beside(one)], LIKELY)
 
-    def look_at(self, several: Iterable[Statement], meant: Meant, most: int | None = None) -> None:
-        """Try at most ``most`` edits of one sort."""
-        pairs = ((one, edited) for one in several for edited in one.edits(meant))
-        fresh = (pair for pair in pairs if pair[1].edit not in self._tried)
-        for one, edited in islice(fresh, most):
+    def look_at(
+        self, several: Iterable[Statement], sorts: Iterable[Sort], most: int | None = None
+    ) -> None:
+        """Try edits of some sorts, as long as fewer than ``most`` edits have been tried."""
+        pairs = ((one, edited) for sort in sorts for one in several for edited in one.edits(sort))
+        for one, edited in (pair for pair in pairs if pair[1].edit not in self._tried):
+            if most is not None and len(self._tried) >= most:
+                return
             self._tried.add(edited.edit)
             if one.unit not in self.found and self._holds(edited.edit):
                 self.found[one.unit] = one, edited
 
     def _holds(self, edit: Edit) -> bool:
         return all(self.trials.conforms(run, edit) for run in self.runs)
+
+
+def _nearest(several: Sequence[Statement]) -> Iterator[Sequence[Statement]]:
+    """Yield the nearest statements, then twice as many, and so on."""
+    start, size = 0, NEAREST
+    while start < len(several):
+        yield several[start : start + size]
+        start, size = start + size, 2 * size
