@@ -37,15 +37,18 @@ FURTHER = (leaving_out, inserting)
 NEAREST = 12
 """The number of statements that are tried with all sorts of edits before any others are."""
 
+MOST_BESIDE = 150
+"""The most further edits in a function that are tried before one of its lines is proven."""
+
 
 def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> list[Suspect]:
     """The lines whose edit makes all findings conform; a line is proven if it is the only one.
 
     The statements nearest to the wrong number are tried with all sorts of edits before statements
     farther away. Leaving out or inserting a part may compensate for a mistake in another line, so
-    such edits are tried only if no other edit helps. They are also tried if a sign is wrong, since
-    many lines can change a sign. Before a line is proven, all other statements of its function have
-    been tried; if the time did not suffice, no line is proven.
+    such edits are tried only if no other edit helps. They are also tried if a sign is wrong, or a
+    factor of ranks or micro-batches, since many lines can change these. Before a line is proven,
+    other statements of its function are tried; if the time does not suffice, no line is proven.
 
     Raises:
         ProofTimeOverError: no time was left to find an edit.
@@ -69,18 +72,21 @@ class _Search:
     found: dict[Unit, tuple[Statement, Edited]] = field(default_factory=dict)
     """The first edit of each statement with which all findings conform."""
 
+    _likely: set[Unit] = field(default_factory=set)
+    """The statements with a found edit of a likely sort."""
+
     _tried: set[Edit] = field(default_factory=set)
 
     @property
     def told(self) -> list[tuple[Statement, Edited]]:
-        """The found edits, except edits that only avoid a variable which another edit corrects."""
+        """The found edits, except edits that only avoid a variable which a likely one corrects."""
         return [
             (one, edited)
             for one, edited in self.found.values()
             if not any(
                 other.is_beside(one) and edited.passed_by in changed_by(other.unit)
                 for other, _ in self.found.values()
-                if other is not one
+                if other is not one and other.unit in self._likely
             )
         ]
 
@@ -101,29 +107,34 @@ class _Search:
         Raises:
             ProofTimeOverError: no time is left.
         """
-        is_sign = weight is not None and is_close(weight.off, -1)
+        is_common = weight is not None and (
+            is_close(weight.off, -1) or weight.right.is_size(weight.off)
+        )
         for nearest in _nearest(several):
             self.look_at(nearest, LIKELY, self.trials.most_edited)
-            if is_sign or not self.found:
+            if is_common or not self.found:
                 self.look_at(nearest, FURTHER, self.trials.most_edited)
             if self.found:
                 break
         else:
             self.look_at(several, [read_otherwise], self.trials.most_edited)
         for one, _ in self.told if len(self.told) == 1 else ():
-            self.look_at([other for other in several if other.is_beside(one)], LIKELY)
+            beside = [other for other in several if other.is_beside(one)]
+            others = LIKELY if one.unit in self._likely else (*LIKELY, read_otherwise)
+            self.look_at(beside, others, len(self._tried) + MOST_BESIDE)
 
-    def look_at(
-        self, several: Iterable[Statement], sorts: Iterable[Sort], most: int | None = None
-    ) -> None:
+    def look_at(self, several: Iterable[Statement], sorts: Iterable[Sort], most: int) -> None:
         """Try edits of some sorts, as long as fewer than ``most`` edits have been tried."""
-        pairs = ((one, edited) for sort in sorts for one in several for edited in one.edits(sort))
-        for one, edited in (pair for pair in pairs if pair[1].edit not in self._tried):
-            if most is not None and len(self._tried) >= most:
+        pairs = (
+            (sort, one, edited) for sort in sorts for one in several for edited in one.edits(sort)
+        )
+        for sort, one, edited in (each for each in pairs if each[2].edit not in self._tried):
+            if len(self._tried) >= most:
                 return
             self._tried.add(edited.edit)
             if one.unit not in self.found and self._holds(edited.edit):
                 self.found[one.unit] = one, edited
+                self._likely.update([one.unit] if sort in LIKELY else [])
 
     def _holds(self, edit: Edit) -> bool:
         return all(self.trials.conforms(run, edit) for run in self.runs)
