@@ -12,7 +12,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from adapters.contract.job import Operand
-from conformance.tracing.edited_lines import edited_lines
+from conformance.tracing.edits.search import edited_lines
 from conformance.tracing.hypotheses import (
     Hypothesis,
     hypotheses,
@@ -53,8 +53,8 @@ MOST_TRIED = 12
 SHARE_OF_A_CAUSE = 1 / 3
 """The share of the remaining time that the proof of one cause may take."""
 
-MOST_EDITED = 100
-"""The most edits of each sort that are tried if no value proves a line."""
+MOST_EDITED = 500
+"""The most edits that are tried if no value proves a line."""
 
 MOST_SHOWN = 4
 """The most further findings of a cause that must conform to prove a line."""

@@ -81,6 +81,13 @@ class Scope:
                 return max(lines)
         return None
 
+    def assignments(self) -> Iterator[tuple[str, int]]:
+        """Yield the names that the line reads and its function assigns, each with a line."""
+        names = set(self.names())
+        for node in ast.walk(self.functions[-1]):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
+                yield node.id, node.lineno
+
     def function_with(self, parameter: str) -> Function | None:
         """The innermost enclosing function with the given parameter."""
         having = (

@@ -45,7 +45,7 @@ class Trials:
 
     jobs: SharedJobs
     most_edited: int
-    """The most edits of each sort that are tried."""
+    """The most edits that are tried for a cause."""
 
     until: float = math.inf
     """The time, as of `time.monotonic`, at which no further run begins."""

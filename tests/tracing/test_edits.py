@@ -17,10 +17,27 @@ import torch
 from adapters.contract.objective import Metric
 from conformance.ranks.recording.editing import Editing
 from conformance.ranks.recording.variables import look_at
-from conformance.tracing.edits import Edited, done_otherwise, leaving_out, read_otherwise, units
+from conformance.tracing.edits.calls import called_otherwise
+from conformance.tracing.edits.edited import Edited, units
+from conformance.tracing.edits.insertions import inserting
+from conformance.tracing.edits.omissions import leaving_out
+from conformance.tracing.edits.operations import done_otherwise
+from conformance.tracing.edits.reductions import reduced_otherwise
+from conformance.tracing.edits.values import read_alike, read_otherwise
+
+SORTS = (
+    called_otherwise,
+    done_otherwise,
+    reduced_otherwise,
+    read_alike,
+    leaving_out,
+    inserting,
+    read_otherwise,
+)
 
 KINDS = {
     **dict.fromkeys(("one", "other", "mask", "rows['old']"), "numbers of (2, 2)"),
+    "count": "int",
     **dict.fromkeys(("low", "high", "args.eps_low", "args.eps_high", "args.seed"), "float"),
 }
 
@@ -35,7 +52,7 @@ def computed(one, other, mask, rows, place, low=0.0, high=1.0):
 def edited(text: str) -> dict[str, str]:
     """The texts that may have been meant, by their words."""
     [unit] = ast.parse(text).body
-    several = (meant("", unit, KINDS) for meant in (done_otherwise, read_otherwise, leaving_out))
+    several = (sort("", unit, KINDS) for sort in SORTS)
     return {one.words: one.edit.text for each in several for one in each}
 
 
@@ -73,6 +90,38 @@ def edited(text: str) -> dict[str, str]:
             "divided by the sum of mask",
             "(one * mask).sum(-1) / mask.sum(-1).clamp(min=1)",
         ),
+        (
+            "(one * mask).sum() / mask.sum()",
+            "with a mean of the rows' means",
+            "((one * mask).sum(-1) / mask.sum(-1)).mean()",
+        ),
+        (
+            "((one * mask).sum(-1) / mask.sum(-1)).mean()",
+            "with one mean instead of a mean of means",
+            "(one * mask).sum() / mask.sum()",
+        ),
+        (
+            "masked_mean(one, mask)",
+            "with a mean of the rows' means",
+            "masked_mean(one, mask, dim=-1).mean()",
+        ),
+        (
+            "masked_mean(one, mask, dim=-1).mean()",
+            "with one mean instead of a mean of means",
+            "masked_mean(one, mask)",
+        ),
+        ("mask.numel()", "with sum instead of numel", "mask.sum()"),
+        ("len(mask)", "with sum instead of len", "sum(mask)"),
+        ("loss(one, count=1)", "with count=count", "loss(one, count=count)"),
+        ("masked(mask=torch.ones_like(mask))", "without ones_like", "masked(mask=mask)"),
+        ("one - other", "with other one token later", "one - other.roll(1, -1)"),
+        (
+            "log_one - log_other",
+            "with exponentials of both operands of -",
+            "log_one.exp() - log_other.exp()",
+        ),
+        ("loss = one.sum()", "divided by count", "loss = one.sum() / count"),
+        ("total = item", "with a sum over iterations", None),
         ("one * other", "without * other", "one"),
         ("-one", "without -", "one"),
         ("one.detach() * other", "without detach", "one * other"),
@@ -127,10 +176,49 @@ def framework(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Module
     del sys.modules["a_framework"]
 
 
+SEVERAL_CALLS = """
+import torch
+
+def computed(one, other, mask, rows, place, low=0.0, high=1.0):
+    total = place + 1
+    dist.all_reduce(one, group=other.get_group())
+    loss(one, mask=mask)
+    return loss(one, mask=other) + dist.all_reduce(other)
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("with mask=mask, as in another call", "loss(one, mask=mask)"),
+        ("over other.get_group()", "dist.all_reduce(other, group=other.get_group())"),
+    ],
+)
+def test_a_call_may_lack_what_other_calls_have(tmp_path: Path, words: str, meant: str) -> None:
+    path = tmp_path / "several_calls.py"
+    path.write_text(SEVERAL_CALLS)
+    [unit] = units(ast.parse(path.read_text()), 8)
+
+    texts = {one.words: one.edit.text for one in called_otherwise(str(path), unit, KINDS)}
+
+    assert meant in texts[words]
+
+
+def test_an_unread_variable_is_tried_before_others_of_other_names(tmp_path: Path) -> None:
+    path = tmp_path / "unread.py"
+    path.write_text(SEVERAL_CALLS)
+    [unit] = units(ast.parse(path.read_text()), 7)
+    kinds = {"mask": "int", "total": "int", "place": "int"}
+
+    words = [one.words for one in read_alike(str(path), unit, kinds)]
+
+    assert words == ["with total instead of mask"]
+
+
 def edits_of(module: ModuleType) -> dict[str, Edited]:
     file = str(module.__file__)
     [unit] = units(ast.parse(Path(file).read_text()), 5)
-    several = (meant(file, unit, KINDS) for meant in (done_otherwise, read_otherwise, leaving_out))
+    several = (sort(file, unit, KINDS) for sort in SORTS)
     return {one.words: one for each in several for one in each}
 
 

@@ -1,0 +1,114 @@
+"""Edits of a call's arguments."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import lru_cache
+from itertools import combinations, pairwise
+from typing import TYPE_CHECKING
+
+from conformance.tracing.edits.edited import copied, each, expression, name_of, parts, short
+from conformance.tracing.source import functions_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conformance.tracing.edits.edited import Edited, Kinds, Other, Unit
+
+COLLECTIVE = re.compile("(all_)?(gather|reduce)|broadcast|scatter")
+"""Names of operations on tensors of several ranks."""
+
+
+def called_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
+    """Yield edits of arguments: as in other calls, by their names, or swapped."""
+    for call in (one for one in parts(unit) if isinstance(one, ast.Call)):
+        for found in (
+            _as_elsewhere(call, file),
+            _by_name(call, kinds),
+            _over_group(call, file),
+            _swapped(call, kinds),
+        ):
+            yield from each(file, unit, found)
+
+
+def _as_elsewhere(call: ast.Call, file: str) -> Iterator[Other]:
+    """Yield edits that pass a keyword argument as other calls of the function in the file do."""
+    given = {one.arg: ast.unparse(one.value) for one in call.keywords}
+    for name, text in _keywords(file, name_of(call.func)):
+        if given.get(name) != text:
+            yield call, _with_keyword(call, name, text), f"with {name}={text}, as in another call"
+
+
+@lru_cache(maxsize=1024)
+def _keywords(file: str, function: str) -> tuple[tuple[str, str], ...]:
+    """The keyword arguments that the calls of a function in a file pass."""
+    calls = (
+        node
+        for outer in functions_of(file)
+        for node in ast.walk(outer)
+        if isinstance(node, ast.Call) and name_of(node.func) == function
+    )
+    passed = [(one.arg, ast.unparse(one.value)) for call in calls for one in call.keywords]
+    return tuple(dict.fromkeys((name, text) for name, text in passed if name is not None))
+
+
+def _with_keyword(call: ast.Call, name: str, text: str) -> ast.Call:
+    left = [one for one in call.keywords if one.arg != name]
+    keywords = [*left, ast.keyword(name, expression(text))]
+    return copied(call, keywords=keywords)  # type: ignore[no-any-return]
+
+
+def _by_name(call: ast.Call, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits that pass the variable with the name of a keyword argument."""
+    for keyword in call.keywords:
+        name, given = keyword.arg, ast.unparse(keyword.value)
+        if name is not None and name != given and name in kinds:
+            yield call, _with_keyword(call, name, name), f"with {name}={name}"
+
+
+def _over_group(call: ast.Call, file: str) -> Iterator[Other]:
+    """Yield edits of a collective to other groups of ranks that the file names."""
+    if COLLECTIVE.match(name_of(call.func)):
+        for text in _groups(file):
+            yield call, _with_keyword(call, "group", text), f"over {text}"
+
+
+@lru_cache(maxsize=256)
+def _groups(file: str) -> tuple[str, ...]:
+    """The expressions in a file whose name says that they are a group of ranks."""
+    expressions = (
+        node
+        for outer in functions_of(file)
+        for node in ast.walk(outer)
+        if isinstance(node, (ast.Call, ast.Attribute, ast.Name))
+    )
+    return tuple(
+        dict.fromkeys(
+            ast.unparse(one)
+            for one in expressions
+            if name_of(one.func if isinstance(one, ast.Call) else one).endswith("group")
+        )
+    )
+
+
+def _swapped(call: ast.Call, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits that swap two arguments of one kind, adjacent ones unless passed by name."""
+    for one, other in pairwise(call.args):
+        if _kind(one, kinds) == _kind(other, kinds):
+            swaps = {one: other, other: one}
+            args = [swaps.get(each, each) for each in call.args]
+            words = f"with the arguments {short(one)} and {short(other)} swapped"
+            yield call, copied(call, args=args), words
+    for first, second in combinations(call.keywords, 2):
+        kind = _kind(first.value, kinds)
+        if kind and kind == _kind(second.value, kinds):
+            values = {first: second.value, second: first.value}
+            keywords = [copied(one, value=values.get(one, one.value)) for one in call.keywords]
+            words = f"with {first.arg}= and {second.arg}= swapped"
+            yield call, copied(call, keywords=keywords), words
+
+
+def _kind(node: ast.expr, kinds: Kinds) -> str | None:
+    """The kind of a variable; None for any other expression."""
+    return kinds.get(ast.unparse(node))

@@ -1,0 +1,81 @@
+"""Edits that leave out an operation, an argument or a whole statement."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from conformance.tracing.edits.edited import (
+    SIGNS,
+    copied,
+    each,
+    is_of_module,
+    name_of,
+    parts,
+    short,
+)
+from conformance.tracing.edits.operations import UNORDERED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conformance.tracing.edits.edited import Edited, Kinds, Other, Unit
+
+
+LEFT_OUT = (
+    *("abs", "bitwise_not", "bfloat16", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "clone"),
+    *("cumsum", "detach", "double", "exp", "expm1", "flip", "float", "floor", "half", "int", "log"),
+    *("log1p", "logical_not", "long", "masked_fill", "nan_to_num", "neg", "pow", "roll", "round"),
+    *("rsqrt", "sqrt", "square", "to", "trunc", "type", "log2", "ones_like", "zeros_like"),
+)
+"""Functions and methods that an edit replaces by their first operand."""
+
+BOUNDING = ("clamp", "clip")
+"""Functions and methods whose last two arguments are bounds."""
+
+OPTIONAL = ("group", "mask", "max", "min", "op", "reduction", "weights")
+"""Keyword arguments that an edit leaves out of a call."""
+
+
+def leaving_out(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
+    """Yield edits that leave out an operation, an argument or the whole statement."""
+    for found in (*map(_left_out, parts(unit)), _nothing(unit)):
+        yield from each(file, unit, found)
+
+
+def _left_out(node: ast.AST) -> Iterator[Other]:
+    """Yield edits of a node to one of its operands, or to a call without one argument."""
+    if isinstance(node, ast.BinOp):
+        sign = SIGNS.get(type(node.op), "an operator")
+        yield node, node.left, f"without {sign} {short(node.right)}"
+        if isinstance(node.op, UNORDERED):
+            yield node, node.right, f"without {short(node.left)} {sign}"
+    elif isinstance(node, ast.UnaryOp) and not isinstance(node.operand, ast.Constant):
+        yield node, node.operand, f"without {SIGNS.get(type(node.op), 'its sign')}"
+    elif isinstance(node, ast.Call):
+        name = name_of(node.func)
+        operands = [*([] if is_of_module(node.func) else [node.func.value]), *node.args]  # type: ignore[attr-defined]
+        if name in LEFT_OUT and operands:
+            yield node, operands[0], f"without {name}"
+        for place, bound in [*enumerate(node.args)][-2:] if name in BOUNDING else ():
+            args = [*node.args[:place], ast.Constant(None), *node.args[place + 1 :]]
+            yield node, copied(node, args=args), f"without the bound {short(bound)} of {name}"
+        for keyword in filter(_is_optional, node.keywords):
+            left = [one for one in node.keywords if one is not keyword]
+            yield node, copied(node, keywords=left), f"without {keyword.arg}= of {name}"
+
+
+def _is_optional(keyword: ast.keyword) -> bool:
+    """Whether an edit may leave out an argument; a group given by a variable is deliberate."""
+    is_chosen = keyword.arg == "group" and isinstance(keyword.value, ast.Name)
+    return keyword.arg in OPTIONAL and not is_chosen
+
+
+def _nothing(unit: ast.AST) -> Iterator[Other]:
+    """Yield the edit that removes a statement, if the statement changes an existing value."""
+    read: set[str] = set()
+    if isinstance(unit, ast.Assign):
+        read = {ast.unparse(one) for one in ast.walk(unit.value) if isinstance(one, ast.expr)}
+    is_change = isinstance(unit, ast.Assign) and ast.unparse(unit.targets[0]) in read
+    if is_change or isinstance(unit, (ast.AugAssign, ast.Expr)):
+        yield unit, ast.Pass(), "without it"

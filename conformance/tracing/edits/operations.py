@@ -1,0 +1,161 @@
+"""Edits of a statement to other operations on the same values, or to neighbouring numbers."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from conformance.tracing.edits.edited import (
+    SIGNS,
+    constant,
+    copied,
+    each,
+    integer,
+    name_of,
+    parts,
+    short,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+    from conformance.tracing.edits.edited import Edited, Kinds, Other, Unit
+
+
+CONFUSED = (
+    *(("max", "min"), ("amax", "amin"), ("argmax", "argmin"), ("maximum", "minimum")),
+    *(("clamp_min", "clamp_max"), ("gt", "ge", "lt", "le"), ("eq", "ne"), ("any", "all")),
+    *(("logical_and", "logical_or"), ("floor", "ceil"), ("sum", "mean"), ("std", "var")),
+    *(("nansum", "nanmean"), ("masked_sum", "masked_mean"), ("zeros_like", "ones_like")),
+    *(("SUM", "MEAN", "AVG", "MAX", "MIN"),),
+)
+"""Groups of easily confused names of functions, methods and constants."""
+
+COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Lt: (ast.LtE, ast.GtE, ast.Gt),
+    ast.LtE: (ast.Lt, ast.Gt, ast.GtE),
+    ast.Gt: (ast.GtE, ast.LtE, ast.Lt),
+    ast.GtE: (ast.Gt, ast.Lt, ast.LtE),
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+}
+"""For each comparison, the replacements that an edit tries: stricter or laxer, and reversed."""
+
+COMBINED: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
+    ast.Add: (ast.Sub,),
+    ast.Sub: (ast.Add,),
+    ast.Mult: (ast.Div,),
+    ast.Div: (ast.Mult,),
+    ast.BitAnd: (ast.BitOr,),
+    ast.BitOr: (ast.BitAnd,),
+}
+"""For each operator, the operators that it is easily confused with."""
+
+UNORDERED = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr)
+"""Commutative operators: swapping operands is no edit, and either operand may be left out."""
+
+
+def done_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
+    """Yield edits with other operations on the same values, or with neighbouring numbers.
+
+    ``kinds`` are the kinds of the values that the statement can read.
+    """
+    several = [*parts(unit)]
+    for found in (*map(_operated, several), *map(_placed, several), _assigned(unit, kinds)):
+        yield from each(file, unit, found)
+
+
+def _operated(node: ast.AST) -> Iterator[Other]:
+    """Yield edits of a node to other operations on the same operands."""
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        for other in COMPARED.get(type(node.ops[0]), ()):
+            words = f"with {SIGNS[other]} instead of {SIGNS[type(node.ops[0])]}"
+            yield node, copied(node, ops=[other()]), words
+    elif isinstance(node, ast.BinOp) and (sign := SIGNS.get(type(node.op))):
+        if not isinstance(node.op, UNORDERED):
+            swapped = copied(node, left=node.right, right=node.left)
+            yield node, swapped, f"with the operands of {sign} swapped"
+        for operator in COMBINED.get(type(node.op), ()):
+            yield node, copied(node, op=operator()), f"with {SIGNS[operator]} instead of {sign}"
+        if isinstance(node.op, ast.FloorDiv):
+            negative = copied(node, left=ast.UnaryOp(ast.USub(), node.left))
+            yield node, ast.UnaryOp(ast.USub(), negative), "with // rounded up"
+    elif isinstance(node, (ast.Attribute, ast.Name)):
+        field = "attr" if isinstance(node, ast.Attribute) else "id"
+        for name in _confused(getattr(node, field)):
+            yield node, copied(node, **{field: name}), f"with {name} instead of {name_of(node)}"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        for name in _confused(node.value):
+            yield node, ast.Constant(name), f"with {name!r} instead of {node.value!r}"
+
+
+def _confused(name: str) -> Iterator[str]:
+    """Yield the names that a name is easily confused with."""
+    return (one for several in CONFUSED if name in several for one in several if one != name)
+
+
+def _placed(node: ast.AST) -> Iterator[Other]:
+    """Yield edits of a node to other numbers, booleans and positions."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield node, ast.Constant(not node.value), f"with {not node.value}"
+    elif (number := integer(node)) is not None:
+        for other in (number + 1, number - 1):
+            yield node, constant(other), f"with {other} instead of {number}"
+    elif isinstance(node, ast.Slice):
+        yield from _sliced(node)
+    elif isinstance(node, ast.Subscript):
+        parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+        for part in parts:
+            is_constant = isinstance(part, (ast.Constant, ast.Slice)) or integer(part) is not None
+            if not is_constant:
+                yield from _beside(part)
+
+
+def _sliced(node: ast.Slice) -> Iterator[Other]:
+    """Yield slices that are shifted by one entry, or with one bound moved by one entry."""
+    for by in (1, -1) if node.lower or node.upper else ():
+        lower, upper = _moved(node.lower, by, at_end=False), _moved(node.upper, by, at_end=True)
+        if lower is not node.lower or upper is not node.upper:
+            direction = "later" if by > 0 else "earlier"
+            yield node, copied(node, lower=lower, upper=upper), f"with a slice 1 entry {direction}"
+    for bound in filter(None, (node.lower, node.upper)):
+        if integer(bound) is None:
+            yield from _beside(bound)
+
+
+def _moved(bound: ast.expr | None, by: int, *, at_end: bool) -> ast.expr | None:
+    """A slice's bound moved by one entry; an omitted bound is at the start or end."""
+    number = integer(bound) if bound is not None else 0
+    if number is None:
+        return _plus(bound, by)
+    moved = number + by
+    beyond = (moved <= 0 <= number and not at_end) or (moved >= 0 > number and at_end)
+    if bound is None:
+        return constant(moved) if (by > 0) is not at_end else None
+    return None if beyond else constant(moved)
+
+
+def _beside(part: ast.expr) -> Iterator[Other]:
+    """Yield edits of a position to the next and the previous one."""
+    for by, words in ((1, "one place later"), (-1, "one place earlier")):
+        yield part, _plus(part, by), f"with {short(part)} {words}"
+
+
+def _plus(part: Any, by: int) -> ast.expr:
+    return ast.BinOp(part, ast.Add() if by > 0 else ast.Sub(), ast.Constant(abs(by)))
+
+
+def _assigned(unit: ast.AST, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits of an assignment that assign the same value differently, such as with ``+=``."""
+    if isinstance(unit, ast.AugAssign):
+        sign = SIGNS.get(type(unit.op), "")
+        yield unit, ast.Assign([unit.target], unit.value, lineno=0), f"with = instead of {sign}="
+        for other in COMBINED.get(type(unit.op), ()):
+            yield unit, copied(unit, op=other()), f"with {SIGNS[other]}= instead of {sign}="
+    elif isinstance(unit, ast.Assign) and ast.unparse(unit.targets[0]) in kinds:
+        [target, *_] = unit.targets
+        added = ast.AugAssign(target, ast.Add(), unit.value)  # type: ignore[arg-type]
+        yield unit, added, "with += instead of ="

@@ -1,0 +1,101 @@
+"""Edits of sums, means and counts to those over other entries."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+from conformance.tracing.edits.edited import copied, each, expression, name_of, parts, short
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from conformance.tracing.edits.edited import Edited, Kinds, Other, Unit
+
+DIMENSIONS = ("dim", "axis")
+"""The keyword arguments for the dimensions of a sum."""
+
+
+def reduced_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
+    """Yield edits of sums, means and counts to those over other entries."""
+    for part in parts(unit):
+        for found in (_weighted(part, kinds), _averaged(part), _counted(part)):
+            yield from each(file, unit, found)
+
+
+def _weighted(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits that replace a sum or mean by a mean over a mask."""
+    if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
+        return
+    summed = node.func.value
+    if node.func.attr == "sum" and isinstance(summed, ast.BinOp):
+        for mask in (summed.right, summed.left):
+            mean = ast.BinOp(node, ast.Div(), _count(mask, node))
+            yield node, mean, f"divided by the sum of {short(mask)}"
+    if node.func.attr == "mean":
+        for mask in map(expression, (one for one in kinds if _is_mask(one, kinds))):
+            total = _method(ast.BinOp(summed, ast.Mult(), mask), "sum", node)
+            mean = ast.BinOp(total, ast.Div(), _count(mask, node))
+            yield node, mean, f"with a mean over {ast.unparse(mask)}"
+
+
+def _is_mask(text: str, kinds: Kinds) -> bool:
+    return "mask" in text and " of " in kinds[text]
+
+
+def _count(mask: ast.expr, like: ast.Call) -> ast.expr:
+    """The expression for the sum of a mask, clamped to at least 1."""
+    return expression(f"{ast.unparse(_method(mask, 'sum', like))}.clamp(min=1)")
+
+
+def _method(of: ast.expr, name: str, like: ast.Call) -> Any:
+    return copied(like, func=ast.Attribute(of, name, ast.Load()))
+
+
+def _averaged(node: ast.AST) -> Iterator[Other]:
+    """Yield the edit of a mean over tokens to a mean of rows' means, or the reverse."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        if (of_rows := _summed(node, constant=-1)) is not None:
+            yield node, expression(f"({of_rows}).mean()"), "with a mean of the rows' means"
+    elif isinstance(node, ast.Call) and "mean" in name_of(node.func):
+        inner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if isinstance(inner, ast.Call) and "mean" in name_of(inner.func):
+            left = [one for one in inner.keywords if one.arg not in DIMENSIONS]
+            yield node, copied(inner, keywords=left), "with one mean instead of a mean of means"
+        elif isinstance(inner, ast.BinOp) and (of_all := _summed(inner)) is not None:
+            yield node, expression(of_all), "with one mean instead of a mean of means"
+        elif len(node.args) > 1 and not any(one.arg in DIMENSIONS for one in node.keywords):
+            keywords = [*node.keywords, ast.keyword("dim", ast.Constant(-1))]
+            of_rows = ast.unparse(copied(node, keywords=keywords))
+            yield node, expression(f"{of_rows}.mean()"), "with a mean of the rows' means"
+
+
+def _summed(quotient: ast.BinOp, constant: int | None = None) -> str | None:
+    """A quotient of sums whose sums are over another dimension, or over all; None if of no sums."""
+    sums = [
+        one
+        for one in ast.walk(quotient)
+        if isinstance(one, ast.Call) and name_of(one.func) == "sum"
+    ]
+    text = ast.unparse(quotient)
+    for one in sums:
+        is_of_all = not one.args and not one.keywords
+        if is_of_all is (constant is None):
+            return None
+        text = text.replace(
+            ast.unparse(one), f"{ast.unparse(one.func)}({'' if constant is None else constant})"
+        )
+    return text if len(sums) > 1 else None
+
+
+def _counted(node: ast.AST) -> Iterator[Other]:
+    """Yield the edit of a tensor's size to the sum of its entries."""
+    if isinstance(node, ast.Call) and name_of(node.func) == "numel":
+        yield (
+            node,
+            expression(ast.unparse(node.func).replace("numel", "sum") + "()"),
+            ("with sum instead of numel"),
+        )
+    elif isinstance(node, ast.Call) and name_of(node.func) == "len" and node.args:
+        total = expression(f"sum({ast.unparse(node.args[0])})")
+        yield node, total, "with sum instead of len"
