@@ -300,7 +300,7 @@ def candidates(trace: Trace) -> list[Hypothesis]:
 
 def is_of_size(trace: Trace) -> bool:
     """Whether a weight is off by the number of ranks or micro-batches."""
-    return trace.weight is not None and trace.weight.right.is_size(trace.weight.off)
+    return trace.weight is not None and trace.weight.is_off_by_size
 
 
 def _proven(one: Hypothesis, name: str, findings: int) -> Suspect:

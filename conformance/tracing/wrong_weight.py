@@ -43,6 +43,11 @@ class WrongWeight:
         expected = self.traced.expected
         return self.traced.observed / expected if expected else math.inf
 
+    @property
+    def is_off_by_size(self) -> bool:
+        """Whether the weight is off by the number of ranks or micro-batches."""
+        return self.right.is_size(self.off)
+
     @cached_property
     def factors(self) -> list[Factor]:
         """The factors that may be wrong, without the coefficient of the loss's term.

@@ -47,20 +47,22 @@ def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> l
     The statements nearest to the wrong number are tried with all sorts of edits before statements
     farther away. Leaving out or inserting a part may compensate for a mistake in another line, so
     such edits are tried only if no other edit helps. They are also tried if a sign is wrong, or a
-    factor of ranks or micro-batches, since many lines can change these. Before a line is proven,
-    other statements of its function are tried; if the time does not suffice, no line is proven.
+    factor of ranks or micro-batches, since many lines can change these; no line is proven by such a
+    factor, which is often 2. Before a line is proven, other statements of its function are tried;
+    if the time does not suffice, no line is proven.
 
     Raises:
         ProofTimeOverError: no time was left to find an edit.
     """
-    search = _Search(trials, runs)
+    search, weight = _Search(trials, runs), trace.weight
     try:
-        search.look_everywhere(statements(trace), trace.weight)
+        search.look_everywhere(statements(trace), weight)
     except ProofTimeOverError:
         if not search.found:
             raise
         return search.suspects("and other lines were not tried for want of time")
-    return search.suspects("" if len(search.told) == 1 else "as with a value elsewhere")
+    is_proven = len(search.told) == 1 and not (weight is not None and weight.is_off_by_size)
+    return search.suspects("" if is_proven else "as with a value elsewhere")
 
 
 @dataclass(frozen=True)
@@ -107,9 +109,7 @@ class _Search:
         Raises:
             ProofTimeOverError: no time is left.
         """
-        is_common = weight is not None and (
-            is_close(weight.off, -1) or weight.right.is_size(weight.off)
-        )
+        is_common = weight is not None and (is_close(weight.off, -1) or weight.is_off_by_size)
         for nearest in _nearest(several):
             self.look_at(nearest, LIKELY, self.trials.most_edited)
             if is_common or not self.found:
