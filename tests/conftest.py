@@ -1,6 +1,8 @@
 """Profiles of hypothesis, without deadlines, and markers of frameworks and of slow tests."""
 
 import os
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -21,6 +23,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Add a marker for each framework."""
     for one in LISTED.values():
         config.addinivalue_line("markers", f"{one.name}: drives {one.title}'s real code")
+
+
+@pytest.fixture
+def forked_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipes are read in a process that is forked from a warm one, instead of a cold one."""
+    from tests import command
+
+    def executor(workers: int, **given: Any) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(workers, **given | {"mp_context": command.warm_context()})
+
+    monkeypatch.setattr("conformance.recipes.running.ProcessPoolExecutor", executor)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -31,11 +31,11 @@ def cases_on(*layouts: str) -> int:
 
 
 def test_run_prints_the_summary_and_writes_the_report(tmp_path: Path) -> None:
-    result = command.run(tmp_path, "native", "--layout=dp2-cp2-mb2-thd", "--checks=weights")
+    result = command.run(tmp_path, "native", "--layout=dp1-cp1-mb2-thd", "--checks=weights")
 
     assert result.status == 0, result.output
     assert "native 0.1.0, engine torch, depth step, cpu/gloo" in result.output
-    cases = cases_on("dp2-cp2-mb2-thd")
+    cases = cases_on("dp1-cp1-mb2-thd")
     findings = cases * len(Mode)
     assert result.output.count(f"{cases} ok") == len(Mode)
     report = result.report
@@ -47,11 +47,11 @@ def test_run_prints_the_summary_and_writes_the_report(tmp_path: Path) -> None:
 
 
 def test_a_layout_of_sixty_four_ranks_runs_on_this_machine(tmp_path: Path) -> None:
-    chosen = ("--max-ranks=64", "--layout=dp8-cp8-mb1-thd", "--checks=weights", "-k", "uneven")
-    result = command.run(tmp_path, "native", *chosen)
+    layout = ("--max-ranks=64", "--layout=dp8-cp8-mb1-thd")
+    result = command.run(tmp_path, "native", *layout, "--modes=token_mean", *ONE_CASE)
 
     assert result.status == 0, result.output
-    assert result.report.summary.verdicts == {"conforms": len(Mode)}
+    assert result.report.summary.verdicts == {"conforms": 1}
 
 
 def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) -> None:
@@ -198,7 +198,8 @@ def test_report_of_a_crash_names_no_machine_user_folder_or_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("API_TOKEN", "not-for-anyone")
-    result = command.run(tmp_path, "vanishing", "--layout=dp2-cp1-mb1-bshd", "--checks=weights")
+    chosen = ("--layout=dp2-cp1-mb1-bshd", "--checks=weights", "-k", "one_token")
+    result = command.run(tmp_path, "vanishing", *chosen)
     text = result.report_path.read_text()
 
     assert "last words of" in text
