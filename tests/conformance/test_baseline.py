@@ -80,12 +80,13 @@ def test_the_end_of_a_run_asks_to_renew_the_baseline_where_something_is_better(
 
 
 def test_a_run_fails_for_what_is_worse_than_the_baseline_alone(tmp_path: Path) -> None:
-    right = command.run(tmp_path, "twolayouts", *CHOSEN)
+    chosen = (*CHOSEN, "--no-trace")
+    right = command.run(tmp_path, "twolayouts", *chosen)
     shutil.copy(right.report_path, tmp_path / "right.json")
-    worse = command.run(tmp_path, "onetokenshort", *CHOSEN, "--baseline=right.json", "--tb=short")
+    worse = command.run(tmp_path, "onetokenshort", *chosen, "--baseline=right.json", "--tb=short")
     shutil.copy(worse.report_path, tmp_path / "wrong.json")
-    same = command.run(tmp_path, "onetokenshort", *CHOSEN, "--baseline=wrong.json")
-    better = command.run(tmp_path, "twolayouts", *CHOSEN, "--baseline=wrong.json")
+    same = command.run(tmp_path, "onetokenshort", *chosen, "--baseline=wrong.json")
+    better = command.run(tmp_path, "twolayouts", *chosen, "--baseline=wrong.json")
 
     assert worse.status == 1
     assert (
