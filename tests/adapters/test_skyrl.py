@@ -162,7 +162,7 @@ def test_megatron_engine_of_the_version_before_multiplies_by_cp(tmp_path: Path) 
     assert diagnosis.numbers == {"ratio": pytest.approx(2, rel=1e-6), "cp": 2}
 
 
-COLLIDING = ("--layout=dp2-cp1-mbtokens-thd", "--checks=metric", "-k", "clip and masked_sample")
+COLLIDING = ("--layout=dp2-cp2-mbtokens-thd", "--checks=metric", "-k", "clip and masked_sample")
 
 
 def test_micro_batches_that_only_pad_change_nothing_whatever_tokens_they_hold(
