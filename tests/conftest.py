@@ -1,5 +1,6 @@
 """Profiles of hypothesis, without deadlines, and markers of frameworks and of slow tests."""
 
+import gc
 import os
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
@@ -46,6 +47,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         from tests import command  # imports torch, for which the controller has no use
 
         command.warm_context()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Look for garbage among the objects of tests alone, not in all that was imported for them.
+
+    Runs of pytest that tests make in their process, and forks, look for it several times.
+    """
+    gc.freeze()
 
 
 LEFT_OUT = {

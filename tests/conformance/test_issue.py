@@ -93,9 +93,7 @@ def test_command_shows_the_same_cause_again(
 @pytest.mark.skyrl
 def test_command_on_skyrl_shows_the_same_cause_again(tmp_path: Path) -> None:
     chosen = ("--layout=dp1-cp2-mb2-thd", "-k", "metric.loss/token_mean/fully_masked_sample")
-    first = command.run(
-        tmp_path / "first", "skyrl", "--engine=megatron", "--proof-time=0", *chosen
-    )
+    first = command.run(tmp_path / "first", "skyrl", "--engine=megatron", "--proof-time=0", *chosen)
     markdown = text(first.report, "not_reduced_over")
     second = again(tmp_path / "second", "skyrl", markdown)
 
