@@ -1,6 +1,9 @@
 """Profiles of hypothesis, without deadlines, and markers of frameworks and of slow tests."""
 
+import gc
 import os
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -23,6 +26,17 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("markers", f"{one.name}: drives {one.title}'s real code")
 
 
+@pytest.fixture
+def forked_readers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Recipes are read in a process that is forked from a warm one, instead of a cold one."""
+    from tests import command
+
+    def executor(workers: int, **given: Any) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(workers, **given | {"mp_context": command.warm_context()})
+
+    monkeypatch.setattr("conformance.recipes.running.ProcessPoolExecutor", executor)
+
+
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the fork server of a worker of pytest-xdist with all that its tests will import.
 
@@ -33,6 +47,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         from tests import command  # imports torch, for which the controller has no use
 
         command.warm_context()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Look for garbage among the objects of tests alone, not in all that was imported for them.
+
+    Runs of pytest that tests make in their process, and forks, look for it several times.
+    """
+    gc.freeze()
 
 
 LEFT_OUT = {

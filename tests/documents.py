@@ -1,8 +1,13 @@
 """The pages of the documentation and their code: commands, and tinyrl with its adapter."""
 
+import contextlib
+import os
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from conformance import cli
 from tests import command
 
 README = (command.ROOT / "README.md").read_text()
@@ -47,3 +52,19 @@ def write_tinyrl(folder: Path, trainer: str = TINYRL) -> str:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return place
+
+
+def run_cli(folder: Path, *arguments: str) -> tuple[int, str]:
+    """The status and the output of `rl-loss-conformance` in a folder.
+
+    It has a process of its own, as modules of several folders have one name.
+    """
+    status = command.fork(_cli, folder, arguments)
+    return status, (folder / "output").read_text()
+
+
+def _cli(folder: Path, arguments: Sequence[str]) -> None:
+    os.chdir(folder)
+    with (folder / "output").open("w") as output, contextlib.redirect_stdout(output):
+        status = cli.main([*arguments])
+    sys.exit(status)

@@ -14,12 +14,9 @@ from conformance.comparing.expectations import KnownFailure, KnownMistake, load
 from conformance.comparing.gate import Expecting
 from conformance.comparing.known import KNOWN, known
 from conformance.explain.reach import rare_of
-from conformance.findings.report import Report
 from conformance.runs import registry
 from conformance.views.overview import committed
 from tests.command import SOURCES
-
-NEWEST = committed.newest(committed.versions(committed.REPORTS))
 
 SHARE = 0.95
 """The share of causes of the newest reports that have to be known."""
@@ -47,10 +44,18 @@ IN_OLDER_REPORTS = {
 checks and cases that the newest reports were made without."""
 
 
-def test_what_the_newest_reports_say_is_known() -> None:
+Newest = list[committed.CommittedReport]
+
+
+@pytest.fixture(scope="module")
+def newest() -> Newest:
+    return committed.newest(committed.versions(committed.REPORTS))
+
+
+def test_what_the_newest_reports_say_is_known(newest: Newest) -> None:
     causes = [
         (one.file, cause, audited.of(cause))
-        for one in NEWEST
+        for one in newest
         if (audited := known(one.report.adapter, one.report.engine)) is not None
         for cause in one.report.causes
     ]
@@ -62,20 +67,20 @@ def test_what_the_newest_reports_say_is_known() -> None:
     assert 1 - len(unknown) / len(causes) >= SHARE, unknown
 
 
-@pytest.mark.parametrize("report", [one.report for one in NEWEST], ids=[one.file for one in NEWEST])
-def test_a_run_of_a_newest_version_is_as_expected(report: Report) -> None:
-    audited = known(report.adapter, report.engine)
-    if audited is None:
-        assert not [one for one in report.causes if one.severity != "advice"]
-        return
-    gate = Expecting(audited)
+def test_a_run_of_a_newest_version_is_as_expected(newest: Newest) -> None:
+    for file, report in ((one.file, one.report) for one in newest):
+        audited = known(report.adapter, report.engine)
+        if audited is None:
+            assert not [one for one in report.causes if one.severity != "advice"], file
+            continue
+        gate = Expecting(audited)
 
-    assert [one.id for one in gate.failing(report)] == []
-    assert gate.objection(report) is None
+        assert [one.id for one in gate.failing(report)] == [], file
+        assert gate.objection(report) is None, file
 
 
-def test_everything_known_is_in_a_report() -> None:
-    found = {(one.report.adapter, cause.name) for one in NEWEST for cause in one.report.causes}
+def test_everything_known_is_in_a_report(newest: Newest) -> None:
+    found = {(one.report.adapter, cause.name) for one in newest for cause in one.report.causes}
     entries = {
         (path.stem, name)
         for path in KNOWN.glob("*.toml")
@@ -85,8 +90,8 @@ def test_everything_known_is_in_a_report() -> None:
     assert entries - found <= IN_OLDER_REPORTS
 
 
-def test_an_entry_of_what_is_wrong_says_whom_it_reaches() -> None:
-    for one in NEWEST:
+def test_an_entry_of_what_is_wrong_says_whom_it_reaches(newest: Newest) -> None:
+    for one in newest:
         audited = known(one.report.adapter, one.report.engine)
         if audited is not None:
             for cause in one.report.causes:
@@ -95,10 +100,10 @@ def test_an_entry_of_what_is_wrong_says_whom_it_reaches() -> None:
                 assert reaches or cause.severity == "advice", (one.file, cause.name)
 
 
-def test_an_entry_has_the_facts_without_which_it_is_absent() -> None:
+def test_an_entry_has_the_facts_without_which_it_is_absent(newest: Newest) -> None:
     """Else a recipe whose batches lack them excludes it, as its formula alone would show there."""
     found: dict[KnownMistake, set[str]] = {}
-    for one in NEWEST:
+    for one in newest:
         audited = known(one.report.adapter, one.report.engine)
         for cause in one.report.causes if audited else ():
             entry = audited.of(cause) if audited else None
@@ -131,13 +136,13 @@ def test_an_entry_has_the_facts_without_which_it_is_absent() -> None:
     ],
 )
 def test_one_name_may_be_several_mistakes_which_check_and_suspect_tell_apart(
-    framework: str, engine: str, name: str, finding: str, reasons: set[str]
+    newest: Newest, framework: str, engine: str, name: str, finding: str, reasons: set[str]
 ) -> None:
     audited = known(framework, engine)
     assert audited is not None
     entries = {
         entry.reason
-        for one in NEWEST
+        for one in newest
         if (one.report.adapter, one.report.engine) == (framework, engine)
         for cause in one.report.causes
         if cause.name == name and cause.findings[0].startswith(finding)

@@ -88,9 +88,13 @@ def _nodes(trees: Trees) -> Iterator[tuple[str, ast.AST]]:
 
 
 @cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text("utf-8"))
+
+
 def repository(folders: tuple[str, ...]) -> Trees:
     files = sorted(path for name in folders for path in (ROOT / name).rglob("*.py"))
-    return {str(path.relative_to(ROOT)): ast.parse(path.read_text("utf-8")) for path in files}
+    return {str(path.relative_to(ROOT)): parsed(path) for path in files}
 
 
 def complaints(trees: Trees, name: str, allowed: Mapping[str, int]) -> list[str]:

@@ -134,7 +134,8 @@ class Copies:
         self._worlds = count()
         self._children: dict[int, tuple[int, Connection]] = {}
         self._parent: Connection | None = None
-        gc.collect()  # else copies would destroy these objects
+        if size > 1:
+            gc.collect()  # else copies would destroy these objects
         for rank in range(1, size):
             if self._fork(rank):
                 break

@@ -18,7 +18,6 @@ from adapters.contract.objective import Metric, Objective
 from adapters.contract.recipe import Typed
 from adapters.engines.transformer_engine import partitioned
 from adapters.megatron_lm.adapter import MegatronLmAdapter
-from adapters.megatron_lm.driving import words
 from adapters.megatron_lm.framework import MEGATRON_LM, PER_TOKEN
 from conformance.findings.errors import InvalidRecipeError
 from conformance.ranks.pool import RankPool
@@ -76,6 +75,13 @@ def test_context_parallel_ranks_hold_chunks_from_both_ends() -> None:
     held = [partitioned(starts, 12, 2, part).tolist() for part in (0, 1)]
 
     assert held == [[0, 1, 6, 7, 8, 11], [2, 3, 4, 5, 9, 10]]
+
+
+def words_of(given: Job) -> tuple[str, ...]:
+    """The words of a recipe of a job."""
+    from adapters.megatron_lm.driving import words  # imports transformers
+
+    return tuple(words(MEGATRON_LM.settings(given)))
 
 
 def own_losses(pool: RankPool, given: Job) -> list[float]:
@@ -182,7 +188,7 @@ class TestReal:
     )
     def test_recipe_is_what_megatron_makes_of_words(self, layout: str, mode: Mode) -> None:
         given = job(layout=layout, mode=mode)
-        typed = Typed(words=tuple(words(MEGATRON_LM.settings(given))), ranks=2)
+        typed = Typed(words=words_of(given), ranks=2)
         path = version_of(MegatronLmAdapter(), COMMIT)
 
         recipe = read(MegatronLmAdapter(), path, typed)
@@ -191,7 +197,7 @@ class TestReal:
         assert match(MEGATRON_LM, recipe).aggregation == given.aggregation
 
     def test_recipe_without_a_mode_is_refused(self) -> None:
-        packed = words(MEGATRON_LM.settings(job(layout=PACKED)))
+        packed = words_of(job(layout=PACKED))
         typed = Typed(words=tuple(one for one in packed if one != PER_TOKEN), ranks=2)
         path = version_of(MegatronLmAdapter(), COMMIT)
 

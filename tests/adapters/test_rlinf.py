@@ -99,6 +99,7 @@ class TestRealActor:
         assert [len(one) for one in dealt] == [4, 4]
         assert dealt[0].tolist() != [0, 1, 2, 3]
 
+    @pytest.mark.usefixtures("forked_readers")
     def test_recipe_is_what_rlinf_makes_of_a_file_and_words(self, tmp_path: Path) -> None:
         conf = pytest.importorskip("omegaconf").OmegaConf
         given = steps.job("uneven_lengths", Mode.TOKEN_MEAN, "dp2-cp1-mb2-thd")

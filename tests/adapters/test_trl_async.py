@@ -11,7 +11,6 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import ENTROPIES, LOG_RATIOS
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import CONSTANTS, Metric, Objective
-from adapters.trl.asynchronous import prompt_of_group
 from adapters.trl.engines import ASYNC, TrlAsyncAdapter
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool
@@ -58,6 +57,8 @@ def test_ranks_have_whole_prompts_however_many_samples(pool: RankPool) -> None:
 
 
 def test_samples_of_a_prompt_share_it_up_to_its_last_token() -> None:
+    from adapters.trl.asynchronous import prompt_of_group  # imports transformers
+
     batch = batch_of(job())
     first, second, third, *_ = (prompt_of_group(batch, index).tolist() for index in range(3))
 

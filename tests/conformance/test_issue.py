@@ -48,7 +48,7 @@ def report_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Repor
     @cache
     def made(name: str) -> Report:
         defect = DEFECTS[name]
-        chosen = (f"--layout={defect.layout}", "-k", defect.chosen)
+        chosen = (f"--layout={defect.layout}", "--proof-time=0", "-k", defect.chosen)
         return command.run(tmp_path_factory.mktemp("run"), defect.adapter, *chosen).report
 
     return made
@@ -75,7 +75,7 @@ def test_bug_report_is_complete_and_worked_out_by_hand(
 def again(folder: Path, adapter: str, markdown: str) -> command.Result:
     """The findings of the command that a bug report prints."""
     [line] = re.findall(r"^```sh\n(.*)\n```$", markdown, re.MULTILINE)
-    return command.run(folder, adapter, *shlex.split(line)[2:])
+    return command.run(folder, adapter, *shlex.split(line)[2:], "--proof-time=0")
 
 
 @pytest.mark.parametrize("name", AGAIN)
@@ -93,7 +93,7 @@ def test_command_shows_the_same_cause_again(
 @pytest.mark.skyrl
 def test_command_on_skyrl_shows_the_same_cause_again(tmp_path: Path) -> None:
     chosen = ("--layout=dp1-cp2-mb2-thd", "-k", "metric.loss/token_mean/fully_masked_sample")
-    first = command.run(tmp_path / "first", "skyrl", "--engine=megatron", *chosen)
+    first = command.run(tmp_path / "first", "skyrl", "--engine=megatron", "--proof-time=0", *chosen)
     markdown = text(first.report, "not_reduced_over")
     second = again(tmp_path / "second", "skyrl", markdown)
 

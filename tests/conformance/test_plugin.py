@@ -31,13 +31,15 @@ def cases_on(*layouts: str) -> int:
 
 
 def test_run_prints_the_summary_and_writes_the_report(tmp_path: Path) -> None:
-    result = command.run(tmp_path, "native", "--layout=dp2-cp2-mb2-thd", "--checks=weights")
+    modes = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
+    chosen = ("--layout=dp1-cp1-mb2-thd", "--checks=weights", f"--modes={','.join(modes)}")
+    result = command.run(tmp_path, "native", *chosen)
 
     assert result.status == 0, result.output
     assert "native 0.1.0, engine torch, depth step, cpu/gloo" in result.output
-    cases = cases_on("dp2-cp2-mb2-thd")
-    findings = cases * len(Mode)
-    assert result.output.count(f"{cases} ok") == len(Mode)
+    cases = cases_on("dp1-cp1-mb2-thd")
+    findings = cases * len(modes)
+    assert result.output.count(f"{cases} ok") == len(modes)
     report = result.report
     assert report.complete
     assert report.summary.verdicts == {"conforms": findings}
@@ -47,11 +49,11 @@ def test_run_prints_the_summary_and_writes_the_report(tmp_path: Path) -> None:
 
 
 def test_a_layout_of_sixty_four_ranks_runs_on_this_machine(tmp_path: Path) -> None:
-    chosen = ("--max-ranks=64", "--layout=dp8-cp8-mb1-thd", "--checks=weights", "-k", "uneven")
-    result = command.run(tmp_path, "native", *chosen)
+    layout = ("--max-ranks=64", "--layout=dp8-cp8-mb1-thd")
+    result = command.run(tmp_path, "native", *layout, "--modes=token_mean", *ONE_CASE)
 
     assert result.status == 0, result.output
-    assert result.report.summary.verdicts == {"conforms": len(Mode)}
+    assert result.report.summary.verdicts == {"conforms": 1}
 
 
 def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) -> None:
@@ -73,7 +75,8 @@ def test_every_finding_is_a_test_that_pytest_options_apply_to(tmp_path: Path) ->
 def test_quick_run_looks_elsewhere_for_what_was_to_be_seen_in_a_declined_step(
     tmp_path: Path,
 ) -> None:
-    result = command.run(tmp_path, "wrongunlessitdeclines", "--checks=weights", "--plan=quick")
+    chosen = ("--checks=weights", "--plan=quick", "--proof-time=0")
+    result = command.run(tmp_path, "wrongunlessitdeclines", *chosen)
 
     verdicts = result.report.summary.verdicts
     assert verdicts[Verdict.REFUSED], result.output
@@ -102,7 +105,8 @@ def test_mismatch_fails_names_the_denominator_and_stops_at_x(tmp_path: Path) -> 
 def test_a_failed_run_names_each_cause_once_and_each_finding_where_tb_asks_for_it(
     tmp_path: Path,
 ) -> None:
-    chosen = ("--modes=token_mean", "--checks=weights,metric")
+    cases = "one_token or two_steps or two_prompts or uneven_lengths or unequal_groups or nine"
+    chosen = ("--modes=token_mean", "--checks=weights,metric", "--no-trace", "-k", cases)
     short = command.run(tmp_path, "onetokenshort", *chosen)
     long = command.run(tmp_path, "onetokenshort", *chosen, "--tb=short")
 
@@ -198,7 +202,8 @@ def test_report_of_a_crash_names_no_machine_user_folder_or_variable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("API_TOKEN", "not-for-anyone")
-    result = command.run(tmp_path, "vanishing", "--layout=dp2-cp1-mb1-bshd", "--checks=weights")
+    chosen = ("--layout=dp2-cp1-mb1-bshd", "--checks=weights", "-k", "one_token")
+    result = command.run(tmp_path, "vanishing", *chosen)
     text = result.report_path.read_text()
 
     assert "last words of" in text

@@ -396,6 +396,7 @@ def test_advantages_and_terms_are_said_in_words() -> None:
     ]
 
 
+@pytest.mark.usefixtures("forked_readers")
 def test_recipe_of_skyrl_is_read_by_skyrl() -> None:
     sizes = ("train_batch_size=1024", "policy_mini_batch_size=256", "update_epochs_per_batch=1")
     typed = (

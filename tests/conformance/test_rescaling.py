@@ -4,10 +4,7 @@ Each trainer is that of `tests/tinyrl` with a few lines that trainers have, driv
 that docs/adapters.md shows.
 """
 
-import contextlib
-import os
 import re
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +27,7 @@ from conformance.judging.weights import Trained, judge_weights
 from reference.aggregation import Aggregation, Mode
 from reference.weights import token_weights
 from tests import command
-from tests.documents import TINYRL, write_tinyrl
+from tests.documents import TINYRL, run_cli, write_tinyrl
 from tests.jobs import job_of, step_of
 
 OPTIMIZER_STEP = "        self.optimizer.step()\n"
@@ -161,14 +158,6 @@ def test_factor_of_all_gradients_is_not_taken_for_clipping(tmp_path: Path) -> No
     assert "clipped" not in result.output
 
 
-def check_adapter(folder: Path, place: str) -> None:
-    """In a process of its own, as modules of several folders have one name."""
-    os.chdir(folder)
-    with (folder / "output").open("w") as output, contextlib.redirect_stdout(output):
-        status = cli.main(["check-adapter", place])
-    sys.exit(status)
-
-
 @pytest.mark.parametrize(
     ("trainer", "says"),
     [
@@ -182,8 +171,8 @@ def check_adapter(folder: Path, place: str) -> None:
 def test_check_adapter_names_what_the_trainer_does_to_gradients(
     tmp_path: Path, trainer: str, says: str
 ) -> None:
-    status = command.fork(check_adapter, tmp_path, write(tmp_path, trainer))
-    text = " ".join((tmp_path / "output").read_text().split())
+    status, output = run_cli(tmp_path, "check-adapter", write(tmp_path, trainer))
+    text = " ".join(output.split())
 
     assert status == cli.WORSE
     assert re.match(says, text)
@@ -192,9 +181,9 @@ def test_check_adapter_names_what_the_trainer_does_to_gradients(
 
 @pytest.mark.parametrize("trainer", [UNSCALING, SKIPPING], ids=["unscaled", "skipped steps"])
 def test_check_adapter_has_no_complaint_about_what_is_right(tmp_path: Path, trainer: str) -> None:
-    status = command.fork(check_adapter, tmp_path, write(tmp_path, trainer))
+    status, output = run_cli(tmp_path, "check-adapter", write(tmp_path, trainer))
 
-    assert status == 0, (tmp_path / "output").read_text()
+    assert status == 0, output
 
 
 ONE, NONE = (step_of([active] * 2, [active] * 2, groups=[0, 1]) for active in (1, 0))

@@ -21,7 +21,7 @@ from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import RankPool
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing.finding import traced_job
-from conformance.tracing.proof import Prover, candidates
+from conformance.tracing.proof import MOST_EDITED, Prover, candidates
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob, tokens_of_steps
 from conformance.tracing.tracer import most_wrong
@@ -88,9 +88,11 @@ def traced(cell: OfWay, jobs: SharedJobs) -> Trace:
     return Trace.of(cell.way, found, None, None)
 
 
-def told(of_cause: list[OfWay], jobs: SharedJobs) -> list[tuple[str, str]]:
+def told(
+    of_cause: list[OfWay], jobs: SharedJobs, most_edited: int = MOST_EDITED
+) -> list[tuple[str, str]]:
     """The lines of a cause after its proofs, each with what is said of it."""
-    found = Prover(jobs).proven(traced(of_cause[0], jobs), of_cause)
+    found = Prover(jobs, most_edited).proven(traced(of_cause[0], jobs), of_cause)
     return [(linecache.getline(one.line.file, one.line.number), one.why) for one in found]
 
 
@@ -243,7 +245,7 @@ def test_a_value_that_makes_weights_infinite_proves_nothing(jobs: SharedJobs) ->
 def test_ranks_that_reduce_more_numbers_or_fewer_have_no_sum(jobs_of_rewards: SharedJobs) -> None:
     of_cause = wrong("of_tokens_of_a_rank", jobs_of_rewards, Objective.GROUP_WHITENED)
 
-    assert told(of_cause, jobs_of_rewards)
+    assert told(of_cause, jobs_of_rewards, most_edited=0)
 
 
 def test_a_step_that_no_judge_expects_proves_nothing(

@@ -50,19 +50,28 @@ def _identity(code: CodeType) -> tuple[str, int]:
 
 
 def _compiled(edit: Edit) -> CodeType:
-    """The code of the module, reduced to the function or class that is edited."""
+    """The code of the module, reduced to the function or method that is edited."""
     module = ast.parse(_source(edit.file), edit.file)
-    module.body = [
-        node
-        for node in module.body
-        if (isinstance(node, ast.ImportFrom) and node.module == "__future__")
-        or node.lineno <= edit.span[0] <= (node.end_lineno or 0)
-    ]
+    _reduce(module, edit.span[0])
     _Edited(edit).visit(module)
     code: CodeType = compile(
         ast.fix_missing_locations(module), edit.file, "exec", dont_inherit=True
     )
     return code
+
+
+def _reduce(outer: ast.Module | ast.ClassDef, line: int) -> None:
+    """Leave out what does not contain a line, as compiling it would take most of a run's time."""
+    inside = [
+        node
+        for node in outer.body
+        if (isinstance(node, ast.ImportFrom) and node.module == "__future__")
+        or node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    outer.body = inside or outer.body
+    for node in inside:
+        if isinstance(node, ast.ClassDef):
+            _reduce(node, line)
 
 
 @cache
