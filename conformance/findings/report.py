@@ -57,7 +57,7 @@ FIELD_ORDER = (
 
 
 class Provenance(FrozenModel):
-    """The source of the framework's code: `adapters.toolkit.source.Source` without its path."""
+    """The source of the framework's code: `conformance.sources.source.Source` without its path."""
 
     kind: Literal["builtin", "installed", "checkout", "git", "pypi"]
     revision: str | None

@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Adapter
 from adapters.frameworks import LISTED
-from adapters.toolkit.source import Source, resolve
 from conformance.findings.errors import (
     AdapterError,
     ConformanceError,
     InvalidEngineError,
     InvalidSourceError,
 )
+from conformance.sources.source import Source, resolve
 from reference import did_you_mean
 
 if TYPE_CHECKING:
