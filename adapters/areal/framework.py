@@ -66,11 +66,7 @@ def grid(job: Job) -> str:
 _FILE = RecordFile(
     "adapters.areal",
     settings,
-    budget,
-    group_size,
-    reward_clip,
-    sharded,
-    grid,
+    globals(),
     log_kept_low=math.log(CONSTANTS.kept_low),
     log_kept_high=math.log(CONSTANTS.kept_high),
 )

@@ -42,8 +42,6 @@ from reference.aggregation import Conventions, Mode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from adapters.contract.job import Job
-
 _CONSTANTS: dict[str, Any] = {
     **asdict(CONSTANTS),
     **asdict(ADVANTAGE_CONSTANTS),
@@ -119,16 +117,17 @@ class _Tables(_Choices):
 class RecordFile:
     """The records in a package's file, with the values that the file refers to with a ``$``.
 
-    Positional arguments are functions of a job, or modules with such functions; keyword arguments
-    are values by name. If several have the same name, the last one counts.
+    The file may refer to functions of a job in modules, and to values by name. Positional arguments
+    are modules or, for the caller's own module, ``globals()``. If several have the same name, the
+    last one counts.
     """
 
     def __init__(
-        self, package: str, *functions: Callable[[Job], Any] | ModuleType, **values: Any
+        self, package: str, *modules: ModuleType | Mapping[str, Any], **values: Any
     ) -> None:
         self._tables, named = _tables(package), dict[str, Any]()
-        for one in functions:
-            named |= vars(one) if isinstance(one, ModuleType) else {one.__name__: one}
+        for one in modules:
+            named |= vars(one) if isinstance(one, ModuleType) else one
         self._reader = _Reader(self._tables.shared, named | values)
 
     def record(self, *departures: Departure) -> Framework:

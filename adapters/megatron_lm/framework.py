@@ -15,6 +15,7 @@ from adapters.engines.shells import (
     PIPELINE_STAGES,
     ZEROED,
 )
+from adapters.toolkit import settings
 from adapters.toolkit.settings import (
     gives_advantages,
     largest_micro_batch,
@@ -24,7 +25,6 @@ from adapters.toolkit.settings import (
     require_prompts_together,
     rollouts_asked_for,
     samples_per_step,
-    twice_the_steps,
 )
 from reference.aggregation import Mode
 
@@ -111,15 +111,8 @@ def averages(job: Job) -> bool:
 
 _FILE = RecordFile(
     "adapters.megatron_lm",
-    micro_batch_size,
-    one_sample,
-    global_batch_size,
-    group_size,
-    prompts_of_collection,
-    longest_sequence,
-    bin_size,
-    averages,
-    twice_the_steps,
+    settings,
+    globals(),
     experts=SHARED,
     router=router.TYPED,
 )

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from adapters.contract.job import Unsupported
 from adapters.contract.tables import RecordFile
-from adapters.engines.generations import generations_of_prompt, micro_batches, schedule_of
+from adapters.engines import generations
+from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.shells import (
     CPU_AS_CUDA,
     GRPO_OPTIONS,
@@ -21,7 +22,8 @@ from adapters.engines.shells import (
     ZEROED,
 )
 from adapters.engines.trainers import OF_RUNS
-from adapters.toolkit.settings import gives_advantages, step_size, whole_divisor
+from adapters.toolkit import settings
+from adapters.toolkit.settings import gives_advantages, whole_divisor
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -88,15 +90,9 @@ def samples_of_prompt(job: Job) -> int:
 
 _FILE = RecordFile(
     "adapters.ms_swift",
-    per_generation,
-    generated_of_prompt,
-    generated_in_micro_batch,
-    generated_micro_batches,
-    divisor,
-    micro_batch_size,
-    micro_batches,
-    samples_of_prompt,
-    step_size,
+    settings,
+    generations,
+    globals(),
     runs=OF_RUNS,
 )
 _ALL = _FILE.record(OF_VALUES, OF_HUB, OF_DTYPE, OF_POLICIES, OF_PROMPTS, NOTHING_LEARNED, ZEROED)

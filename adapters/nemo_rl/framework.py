@@ -31,7 +31,7 @@ def all_tokens(job: Job) -> int:
     return max(int((step.prompt_lengths + step.response_lengths).sum()) for step in job.steps)
 
 
-_FILE = RecordFile("adapters.nemo_rl", settings, multiple, budget, all_tokens)
+_FILE = RecordFile("adapters.nemo_rl", settings, globals())
 
 NEMO_RL = _FILE.record(NOTHING_LEARNED, ZEROED, CPU_AS_CUDA)
 DTENSOR_V1 = _FILE.variant("dtensor_v1", base=NEMO_RL)

@@ -56,10 +56,5 @@ def stage(job: Job) -> int:
 OPEN_INSTRUCT = RecordFile(
     "adapters.open_instruct",
     settings,
-    denominator,
-    samples_of_prompt,
-    pack_length,
-    rows,
-    generations,
-    stage,
+    globals(),
 ).record(CPU_AS_CUDA, PROBED, UNCOMPILED, OF_DTYPE, OF_VALUES)

@@ -69,12 +69,7 @@ def target(job: Job) -> float:
 OPENRLHF = RecordFile(
     "adapters.openrlhf",
     settings,
-    train_batch,
-    train_batch_of_one_step,
-    micro_batch_size,
-    samples,
-    prompts,
-    target,
+    globals(),
     samples_of_prompt=partial(samples_of_prompt, option="--rollout.n_samples_per_prompt"),
     default_stage=DEFAULT_STAGE,
     # typed although equal to the default, which the parser has as a list

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.layout import Layout, Option
 from adapters.contract.objective import Objective
-from adapters.engines.shells import RANKS, InOneRun, OnFsdp, cuts
+from adapters.engines.shells import InOneRun, OnFsdp
 from adapters.rlinf import importing
 from adapters.rlinf.framework import FSDP2, RLINF
 
@@ -31,11 +30,6 @@ class RlinfFsdpAdapter(OnFsdp, InOneRun):
     dependencies = ("ray", "transformers")
     recipes = "adapters.rlinf.recipe:read"
     framework: ClassVar[Framework] = RLINF
-
-    def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, with padded (bshd) or packed (thd) rows."""
-        balanced = Layout(dp=2, micro_batches=2, options=(Option.BALANCE_DATA,))
-        return [*cuts(RANKS, "bshd", "thd"), balanced]
 
     def load(self, source: Path | None) -> None:
         """Import RLinf's actor."""

@@ -18,7 +18,7 @@ from adapters.contract.tables import RecordFile
 from adapters.engines.experts import SHARED
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
 from adapters.slime_family import user_code
-from adapters.toolkit.settings import rollouts_asked_for, rollouts_per_step, shared_budget
+from adapters.toolkit import settings
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def micro_batch_size(job: Job) -> int:
 
 def rollouts_of_step(job: Job) -> int:
     """The number of rollouts of an optimizer step."""
-    return rollouts_per_step(job.steps)
+    return settings.rollouts_per_step(job.steps)
 
 
 def _mixture_size(number: Callable[[Job], int]) -> Callable[[Job], int | str]:
@@ -97,13 +97,8 @@ EXPERTS = 4096
 
 _FILE = RecordFile(
     "adapters.slime_family",
-    rollout_batch_size,
-    micro_batch_size,
-    rollouts_of_step,
-    rollouts_asked_for,
-    shared_budget,
-    divisor,
-    older_divisor,
+    settings,
+    globals(),
     experts=SHARED,
     replayed_experts=_mixture_size(lambda _: EXPERTS),
     replayed_choices=_mixture_size(lambda _: 1),

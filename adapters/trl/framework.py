@@ -60,9 +60,7 @@ _FILE = RecordFile(
     "adapters.trl",
     settings,
     generations,
-    divisor,
-    samples_of_prompt,
-    one_more_micro_batch,
+    globals(),
     runs=OF_RUNS,
 )
 _TRL = _FILE.record(OF_VALUES, OF_HUB, OF_DTYPE, NOTHING_LEARNED, ZEROED)

@@ -9,7 +9,8 @@ from adapters.contract.job import Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.shells import OF_VALUES
-from adapters.toolkit.settings import after_the_steps, samples_per_step, whole_divisor
+from adapters.toolkit import settings
+from adapters.toolkit.settings import samples_per_step, whole_divisor
 
 if TYPE_CHECKING:
     from adapters.contract import Job
@@ -56,6 +57,4 @@ def mesh(job: Job) -> tuple[int]:
     return (job.layout.dp,)
 
 
-TUNIX = RecordFile(
-    "adapters.tunix", samples_of_prompt, micro_batch, mini_batch, width, mesh, after_the_steps
-).record(OF_VALUES)
+TUNIX = RecordFile("adapters.tunix", settings, globals()).record(OF_VALUES)

@@ -51,6 +51,10 @@ def uses_legacy_trainer(job: Job) -> bool:
     return Option.LEGACY_TRAINER in job.layout.options or not has_default_trainer()
 
 
+OF_ENGINE = ("batch", "mini_batch", "micro_batch", "samples_per_prompt", "token_budget")
+"""The methods of `BatchSizes` that options refer to."""
+
+
 @dataclass(frozen=True)
 class BatchSizes:
     """The sizes of an engine's batches for a job, as values of options.

@@ -316,7 +316,7 @@ def record_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
         (package / "__init__.py").touch()
         (package / "tables.toml").write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
-        return RecordFile(package.name, twice)
+        return RecordFile(package.name, globals())
 
     return written
 
