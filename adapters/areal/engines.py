@@ -11,7 +11,7 @@ from unittest import mock
 from adapters.areal.driving import ArealAdapter
 from adapters.areal.framework import FSDP2, MEGATRON
 from adapters.areal.importing import module
-from adapters.contract.job import Depth
+from adapters.contract import Depth, Description, Job, Observation, Rank
 from adapters.contract.objective import OF_CRITIC
 from adapters.engines.shells import OnMegatron
 
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from adapters.contract import Job, Observation, Rank
-    from adapters.contract.description import Description
     from adapters.engines.megatron_core import Policy
 
 MEGATRON_ENGINE = "engine.megatron_engine"

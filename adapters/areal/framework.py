@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
-    from adapters.contract.framework import Framework, Settings
+    from adapters.contract import Framework, Job, Settings
     from reference.step import Step
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Adapter, Option
+from adapters.contract import Adapter, Framework, Job, Metric, Observation, Option, Rank, Settings
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.tables import read_departures, read_options
@@ -15,9 +15,6 @@ from adapters.toolkit.worlds import observation, set_what_ray_sets
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Job, Observation, Rank
-    from adapters.contract.framework import Framework, Settings
-    from adapters.contract.objective import Metric
 NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = read_departures(
     "adapters.engines", "steps"
 )

@@ -10,16 +10,13 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Adapter, Layout, Rank, Unsupported
+from adapters.contract import Adapter, Framework, Job, Layout, Observation, Rank, Unsupported
 from adapters.contract.layout import expanded
 from adapters.contract.tables import read_departures
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from adapters.contract import Job, Observation
-    from adapters.contract.framework import Framework
 
 
 ENVIRONMENT = {

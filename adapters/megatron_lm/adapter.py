@@ -14,9 +14,8 @@ from adapters.toolkit.settings import CommandLine
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Rank
+    from adapters.contract import Description, Framework, Job, Rank, Settings
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Framework, Settings
 
 MODULES = ("train_rl", "gpt_builders", "hybrid_builders", "model_provider")
 OF_RL = ("--grpo-", "--rl-")  # prefixes of options of reinforcement learning

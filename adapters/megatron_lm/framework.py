@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from adapters.contract.job import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines import router
 from adapters.engines.experts import SHARED
@@ -27,9 +25,6 @@ from adapters.toolkit.settings import (
     samples_per_step,
 )
 from reference.aggregation import Mode
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
 
 PER_TOKEN = "--calculate-per-token-loss"
 OF_SEQUENCES = "--rl-per-sequence-loss-norm"

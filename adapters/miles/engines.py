@@ -13,10 +13,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from adapters.contract import Assumed, Convention, Framework, Layout, LogEntry, Option, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import Assumed
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Refused, Unsupported
-from adapters.contract.layout import Option
 from adapters.miles import driving
 from adapters.miles.driving import engine, import_miles, module
 from adapters.miles.framework import (
@@ -48,10 +47,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract import LogEntry, Rank
-    from adapters.contract.description import Convention
-    from adapters.contract.framework import Framework
-    from adapters.contract.layout import Layout
     from adapters.miles.model import FsdpPolicy
 
 

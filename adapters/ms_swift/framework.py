@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.job import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines import generations
 from adapters.engines.generations import generations_of_prompt, schedule_of
@@ -26,7 +26,6 @@ from adapters.toolkit import settings
 from adapters.toolkit.settings import gives_advantages, whole_divisor
 
 if TYPE_CHECKING:
-    from adapters.contract import Job
     from adapters.engines.generations import Schedule
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from adapters.contract import Description, Framework, Job, Observation, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
-from adapters.contract.job import Job, Observation
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS
 from adapters.engines.shells import OnFsdp
 from adapters.nemo_rl import importing
@@ -15,9 +15,6 @@ from adapters.toolkit.worlds import set_what_ray_sets
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from adapters.contract import Description, Rank
-    from adapters.contract.framework import Framework
 
 
 class NemoRLAdapter(OnFsdp):

@@ -10,7 +10,8 @@ from unittest import mock
 import numpy as np
 import torch
 
-from adapters.contract.objective import FROM_REWARDS, Objective
+from adapters.contract import Framework, Job, Objective, Rank
+from adapters.contract.objective import FROM_REWARDS
 from adapters.nemo_rl.importing import configured, initial_state, module
 from adapters.nemo_rl.worker import TOKENIZER, made_policy, made_worker
 from adapters.toolkit.probe import CERTAIN_LOGIT, probe_capacity, token_table
@@ -20,9 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Framework
     from reference.step import Step
 
     Message = dict[str, Any]

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from adapters.contract.job import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ZEROED
 from adapters.toolkit import settings
 from adapters.toolkit.settings import rank_budget
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
 
 
 def multiple(job: Job) -> int:

@@ -14,9 +14,8 @@ from adapters.open_instruct.framework import OPEN_INSTRUCT
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Rank
+    from adapters.contract import Description, Job, Rank, Settings
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
 
 
 class OpenInstructAdapter(OnRayAndDeepSpeed, InOneRun):

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from adapters.contract import Description, Framework, Job, Metric, Observation, Option, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.layout import Option
-from adapters.contract.objective import Metric
 from adapters.engines.shells import OnRayAndDeepSpeed
 from adapters.openrlhf import importing
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
@@ -19,9 +18,6 @@ from adapters.toolkit.worlds import observation, set_what_ray_sets
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from adapters.contract import Description, Job, Observation, Rank
-    from adapters.contract.framework import Framework
 
 
 class OpenRLHFAdapter(OnRayAndDeepSpeed):

@@ -15,13 +15,8 @@ from unittest import mock
 
 import numpy as np
 
-from adapters.contract.objective import (
-    OF_CRITIC,
-    OF_ROLLOUTS,
-    PENALISING,
-    Metric,
-    Objective,
-)
+from adapters.contract import Job, Metric, Objective, Rank
+from adapters.contract.objective import OF_CRITIC, OF_ROLLOUTS, PENALISING
 from adapters.engines.deepspeed import forget_engines, gradients_of_steps, refusals_of_sizes
 from adapters.openrlhf import importing, model
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
@@ -43,7 +38,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from adapters.contract import Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
 
     Values = Sequence[NDArray[np.float64]]

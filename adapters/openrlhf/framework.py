@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+from adapters.contract import Job, Unsupported
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.job import Unsupported
 from adapters.contract.objective import FROM_REWARDS
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import DEFAULT_STAGE, PROBED, UNCOMPILED
@@ -17,9 +16,6 @@ from adapters.toolkit.settings import (
     samples_of_prompt,
     samples_per_step,
 )
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
 
 LOSS_AGG_MODE = "--actor.loss_agg_mode"
 LEVEL = "--algo.advantage.is_correction_level"

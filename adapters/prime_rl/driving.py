@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from adapters.contract import Rank
-    from adapters.contract.framework import Settings
+    from adapters.contract import Rank, Settings
     from adapters.prime_rl.rollouts import PrimeRLRollouts
 
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from adapters.contract.job import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import ZEROED
 from adapters.toolkit import settings
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
 
 
 def all_tokens(job: Job) -> int:

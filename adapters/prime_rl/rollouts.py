@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract.job import Unsupported
-from adapters.contract.objective import KL_COEFFICIENT, OF_LOG_PROBS, Objective
+from adapters.contract import Job, Objective, Unsupported
+from adapters.contract.objective import KL_COEFFICIENT, OF_LOG_PROBS
 from adapters.prime_rl import orchestrator
 from adapters.prime_rl.framework import PRIME_RL
 from adapters.prime_rl.importing import has_streams, module, transport
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
     from adapters.contract.batch.probed_batch import ProbedBatch
 
 FIRST_ID = 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.objective import Objective
+from adapters.contract import Description, Framework, Job, Metric, Objective, Rank, Settings
 from adapters.engines.shells import InOneRun, OnFsdp
 from adapters.rlinf import importing
 from adapters.rlinf.framework import FSDP2, RLINF
@@ -12,10 +12,7 @@ from adapters.rlinf.framework import FSDP2, RLINF
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Framework, Settings
-    from adapters.contract.objective import Metric
 
 
 class RlinfFsdpAdapter(OnFsdp, InOneRun):

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
-from adapters.contract.job import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import NOTHING_LEARNED, PROBED, ZEROED
 from adapters.toolkit import settings
 from adapters.toolkit.settings import largest_micro_batch, longest, rank_budget, require_one_step
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
 
 
 def row_width(job: Job) -> int:

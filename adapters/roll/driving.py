@@ -18,7 +18,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from adapters.contract import Refused
+from adapters.contract import Job, Rank, Refused, Settings
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.roll.importing import module
@@ -31,9 +31,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
     from adapters.toolkit.probe import ForwardPasses, GradientReader, Records
 
 DOMAIN = "corpus"

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job, Observation, Rank
-    from adapters.contract.framework import Settings
+    from adapters.contract import Job, Observation, Rank, Settings
     from adapters.roll.driving import RollRollouts, TrainedWorker
 
 FSDP2_STRATEGY = "distributed.strategy.fsdp2_strategy"

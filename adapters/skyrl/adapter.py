@@ -15,11 +15,9 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.adapter import Adapter, Rank
+from adapters.contract import Adapter, Description, Framework, Metric, Rank, code_location
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import Description, code_location
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction, Unsupported
-from adapters.contract.objective import Metric
 from adapters.engines.shells import OnMegatron
 from adapters.skyrl import driving, importing
 from adapters.skyrl.framework import FSDP, MEGATRON, SKYRL
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract.framework import Framework
 
 SCALING = "apply_loss_reduction_to_advantages_minibatch"
 """SkyRL's function that reduces by scaling advantages; older versions reduce the loss itself."""

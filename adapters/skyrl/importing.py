@@ -8,7 +8,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.job import Refused, Unsupported
+from adapters.contract import Refused, Settings, Unsupported
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import (
     add_names_of_newer_python,
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from adapters.contract.framework import Settings
 
 module = modules_of("skyrl")
 

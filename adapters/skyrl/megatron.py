@@ -25,8 +25,7 @@ from adapters.toolkit.imports import stub, stub_missing
 from adapters.toolkit.probe import cycled
 
 if TYPE_CHECKING:
-    from adapters.contract import Job, Rank
-    from adapters.contract.framework import Settings
+    from adapters.contract import Job, Rank, Settings
 
 # A package that only registers models with Megatron-Bridge.
 MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"

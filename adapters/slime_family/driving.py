@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract import Depth, Job, Layout, LogEntry, Option, Unsupported
+from adapters.contract import Depth, Job, Layout, LogEntry, Metric, Objective, Option, Unsupported
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
@@ -24,7 +24,6 @@ from adapters.contract.objective import (
     OFF_POLICY,
     PENALISING,
     WITH_REJECTION,
-    Objective,
 )
 from adapters.slime_family import user_code
 from adapters.slime_family.user_code import CpUtils
@@ -40,7 +39,6 @@ if TYPE_CHECKING:
 
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Framework
-    from adapters.contract.objective import Metric
 
     Columns = dict[str, Any]
 

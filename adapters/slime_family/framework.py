@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract import Framework, Job, Objective, Option, Settings, Unsupported
 from adapters.contract.framework import Substitute
-from adapters.contract.job import Unsupported
-from adapters.contract.layout import Option
-from adapters.contract.objective import Objective
 from adapters.contract.tables import RecordFile
 from adapters.engines.experts import SHARED
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
@@ -24,8 +22,6 @@ from reference.aggregation import Mode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from adapters.contract import Job
-    from adapters.contract.framework import Framework, Settings
 
 MODE = "--loss-aggregation"
 DIVISOR = "--loss-aggregation-divisor"

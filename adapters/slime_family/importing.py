@@ -12,7 +12,7 @@ import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Job, Unsupported
+from adapters.contract import Framework, Job, Settings, Unsupported
 from adapters.slime_family.framework import CONFIG_FILE, IN_FILE_TOO_LATE, OPTIONAL
 from adapters.toolkit.imports import stub, stub_imports, stub_missing
 from adapters.toolkit.settings import CommandLine, word, yaml
@@ -20,7 +20,6 @@ from adapters.toolkit.settings import CommandLine, word, yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from adapters.contract.framework import Framework, Settings
 
 STUBBED: list[str] = []  # packages that `install` stubbed in this process
 

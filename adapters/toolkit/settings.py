@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from adapters.contract import Option, Unsupported
+from adapters.contract import Job, Objective, Option, Settings, Unsupported
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_CRITIC,
@@ -16,7 +16,6 @@ from adapters.contract.objective import (
     OF_TERMS,
     OF_VALUES,
     PENALISING,
-    Objective,
 )
 from adapters.contract.recipe import flat
 
@@ -27,9 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
     from reference.step import Step
 
 _Seen = TypeVar("_Seen")

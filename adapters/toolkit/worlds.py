@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from adapters.contract import Observation
+from adapters.contract import Metric, Observation, Rank
 from adapters.contract.logged import LOGGED
 
 if TYPE_CHECKING:
@@ -15,9 +15,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from adapters.contract import Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.objective import Metric
 
 _Kept = TypeVar("_Kept")
 RECORDERS = ("gradients", "passes", "counted_tokens")

@@ -8,10 +8,10 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from adapters.contract import Convention, Job, Metric, Objective, Observation, Rank, Unsupported
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Description, Documented, conventions_of
-from adapters.contract.job import Job, Observation, Unsupported
-from adapters.contract.objective import OF_TERMS, Metric, Objective
+from adapters.contract.objective import OF_TERMS
 from adapters.engines.trainers import OnAccelerate
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.imports import found
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract.adapter import Rank
-    from adapters.contract.description import Convention
     from adapters.contract.framework import Framework, OptionRow, Settings
     from adapters.trl.driving import TrlRollouts, TrlTraining
 

@@ -13,9 +13,9 @@ from unittest import mock
 import numpy as np
 import torch
 
+from adapters.contract import Job, Metric, Objective, Settings
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.job import DEFAULT_CONFIGURATION
-from adapters.contract.objective import Metric, Objective
 from adapters.engines.accelerate import Watch
 from adapters.engines.generations import Generated
 from adapters.toolkit.calls import refusals
@@ -34,9 +34,6 @@ from adapters.trl.model import (
 if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
-
-    from adapters.contract import Job
-    from adapters.contract.framework import Settings
 
 
 class TrlRollouts(Generated):

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from adapters.contract.job import Unsupported
-from adapters.contract.objective import Metric
+from adapters.contract import Job, Metric, Unsupported
 from adapters.contract.tables import RecordFile, read_departures
 from adapters.engines import generations
 from adapters.engines.generations import generations_of_prompt, schedule_of
@@ -23,10 +21,6 @@ from adapters.engines.shells import (
 from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit import settings
 from adapters.toolkit.settings import whole_divisor
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
-
 
 FEWEST_GENERATIONS = 2
 """The fewest samples of a prompt that TRL accepts."""

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from adapters.contract.adapter import Adapter, Rank
+from adapters.contract import Adapter, Depth, Job, Observation, PendingReduction, Rank, Unsupported
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.description import conventions_of
-from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import OF_VALUES
 

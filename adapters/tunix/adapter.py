@@ -9,7 +9,7 @@ import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Adapter, Observation
+from adapters.contract import Adapter, Description, Framework, Job, Observation, Rank, Settings
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.toolkit.imports import choices_in, found, import_from
@@ -19,8 +19,6 @@ from adapters.tunix.framework import TUNIX
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Rank
-    from adapters.contract.framework import Framework, Settings
 
 LARGEST = 4
 """The number of devices of rank 0's process. A layout of n ranks uses the first n devices."""

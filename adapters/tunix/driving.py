@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
+    from adapters.contract import Job, Settings
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
 
 CERTAIN_LOGIT = 64.0
 """The logit of padding, so large that other logits do not change a sum of exponentials in float32.

@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapters.contract.layout import Option
+from adapters.contract import Framework, Layout, Option
 from adapters.contract.objective import CONSTANTS
 from adapters.contract.tables import RecordFile, read_departures
 from adapters.engines import router
@@ -18,8 +18,6 @@ from adapters.verl import sizes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from adapters.contract import Layout
-    from adapters.contract.framework import Framework
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 GIVEN = "given"

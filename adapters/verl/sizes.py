@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import Job, Layout, Option, Unsupported
-from adapters.contract.objective import Objective
+from adapters.contract import Job, Layout, Objective, Option, Unsupported
 from adapters.toolkit.settings import (
     plain_divisor,
     require_one_step,

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
-from adapters.contract import Unsupported
+from adapters.contract import Job, Metric, Unsupported
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import OFF_POLICY
 from adapters.toolkit.calls import refusals
@@ -43,9 +43,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.objective import Metric
 
 TRAINER = "trainer.ppo.ray_trainer"
 
