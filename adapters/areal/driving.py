@@ -62,7 +62,6 @@ class ArealAdapter(Adapter):
             importing.offers,
             importing.option_names(),
             importing.default,
-            stubs=tuple(importing.STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

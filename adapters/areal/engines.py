@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -11,7 +10,7 @@ from unittest import mock
 from adapters.areal.driving import ArealAdapter
 from adapters.areal.framework import FSDP2, MEGATRON
 from adapters.areal.importing import module
-from adapters.contract import Depth, Description, Job, Observation, Rank
+from adapters.contract import Depth, Job, Observation, Rank
 from adapters.contract.objective import OF_CRITIC
 from adapters.engines.shells import OnMegatron
 
@@ -75,11 +74,6 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
 
         stub([*BRIDGES, *UNUSED])
         super().load(source)
-
-    def describe(self) -> Description:
-        """Describe AReaL, including the parts that are replaced for Megatron."""
-        found = super().describe()
-        return replace(found, stubs=(*found.stubs, *BRIDGES, *UNUSED))
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train on the layout's process groups."""

@@ -10,7 +10,7 @@ from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import import_from, provide, stub_imports
+from adapters.toolkit.imports import STUBBED, import_from, provide, stub_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 SECTIONS = {"rejection_sampling.": "RejectionSamplingConfig", "reward_norm.": "NormConfig"}
 """Sections of an actor's options, each with the class of its configuration."""
-
-STUBBED: list[str] = []  # packages that `import_areal` stubbed in this process
 
 
 def import_areal(source: Path | None, engine: str) -> None:
@@ -131,7 +129,7 @@ def _prepare() -> None:
     from adapters.toolkit import worlds
 
     worlds.sum_gradients_of_all_gather()
-    STUBBED.extend(stub_imports("adapters.areal"))
+    stub_imports("adapters.areal")
     if importlib.util.find_spec("numba") is None:
         provide("numba", njit=lambda function: function)
         STUBBED.append("numba")

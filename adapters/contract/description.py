@@ -126,6 +126,7 @@ class Description:
     # The name of each metric in the framework's own log.
     logged_as: Mapping[Metric, str] = field(default_factory=dict)
     # Packages that the framework imports but the loss never uses, replaced by stubs in this run.
+    # Stubs of `toolkit.imports` are added when the framework is loaded.
     stubs: tuple[str, ...] = ()
     departures: tuple[Departure, ...] = ()  # all differences from a user's run, except stubs
 

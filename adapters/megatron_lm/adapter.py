@@ -42,14 +42,11 @@ class MegatronLmAdapter(OnMegatron, InOneRun):
 
     def describe(self) -> Description:
         """Describe the loaded version by its own parser of options."""
-        from adapters.megatron_lm.importing import STUBBED
-
         of_rl = (name for name in self.options.actions if name.startswith(OF_RL))
         return self.record.description(
             self._has,
             self.options.names_and_choices(of_rl),
             self.options.default,
-            stubs=tuple(STUBBED),
         )
 
     @cached_property

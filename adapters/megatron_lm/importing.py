@@ -19,8 +19,6 @@ from adapters.toolkit.worlds import sum_gradients_of_all_gather
 if TYPE_CHECKING:
     from pathlib import Path
 
-STUBBED: list[str] = []  # packages that were stubbed in this process
-
 
 def import_training(source: Path | None) -> None:
     """Import the trainer; raises `WrongSourceError` if Megatron-Core is from another source."""
@@ -31,7 +29,7 @@ def import_training(source: Path | None) -> None:
     sum_gradients_of_all_gather()
     add_names_of_newer_python("override")
     provide_partition()
-    STUBBED.extend(stub_imports("adapters.megatron_lm"))
+    stub_imports("adapters.megatron_lm")
     import_from("megatron", [source] if source else [])
     core = importlib.import_module("megatron.core")
     if source is not None and not str(core.__file__).startswith(str(source.resolve())):

@@ -40,7 +40,6 @@ class NemoRLAdapter(OnFsdp):
             importing.offers,
             importing.option_names(),
             importing.default,
-            stubs=tuple(importing.STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

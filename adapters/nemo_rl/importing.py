@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
-STUBBED: list[str] = []  # packages that `import_nemo_rl` stubbed in this process
-
 
 def import_nemo_rl(source: Path | None) -> None:
     """Import the trainers, the policy and its worker, from a checkout if given."""
@@ -130,4 +128,4 @@ def _prepare() -> None:
     # NeMo-RL requires Python 3.13; pydantic rejects older TypedDicts
     add_names_of_newer_python("TypedDict")
     cuda_on_cpu.install()
-    STUBBED.extend(stub_imports("adapters.nemo_rl"))
+    stub_imports("adapters.nemo_rl")

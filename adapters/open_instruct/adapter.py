@@ -39,7 +39,6 @@ class OpenInstructAdapter(OnRayAndDeepSpeed, InOneRun):
             options.offers,
             options.options_and_choices(importing.read_by_the_step()),
             options.defaults.get,
-            stubs=tuple(importing.STUBBED),
         )
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:

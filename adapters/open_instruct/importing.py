@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
 module = modules_of("open_instruct")
 
-STUBBED: list[str] = []  # packages stubbed in this process
-
 UNREACHED = (
     *("actor_manager", "ground_truth_utils", "olmo_core_callbacks", "olmo_core_hybrid"),
     "vllm_utils",
@@ -44,7 +42,7 @@ def import_open_instruct(source: Path | None) -> None:
     deepspeed.import_deepspeed()
     deepspeed.group_sequences_once()
     import_from("open_instruct", [source] if source else [])
-    STUBBED.extend(stub_imports("adapters.open_instruct"))
+    stub_imports("adapters.open_instruct")
     stub([f"open_instruct.{name}" for name in UNREACHED])
     # the trainer gives it a rank's number
     module("grpo_fast").torch = cuda_on_cpu.torch_of_the_cpu()

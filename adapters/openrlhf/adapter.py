@@ -46,7 +46,6 @@ class OpenRLHFAdapter(OnRayAndDeepSpeed):
             importing.option_names(),
             importing.default,
             metrics=frozenset(logged),
-            stubs=tuple(importing.STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

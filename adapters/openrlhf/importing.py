@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 module = modules_of("openrlhf")
 
-STUBBED: list[str] = []  # packages stubbed in this process
-
 OF_SERVERS = ("vllm", "ring_flash_attn")
 """Packages of rollout servers and of attention, which the trained model does not use."""
 
@@ -229,7 +227,7 @@ def _replace_gpu_packages() -> None:
     # These packages look for flash_attn and must not find our stub.
     for name in ("transformers.modeling_utils", "peft"):
         importlib.import_module(name)
-    STUBBED.extend(stub_missing(OF_SERVERS))
+    stub_missing(OF_SERVERS)
     if importlib.util.find_spec("flash_attn") is None:
         _provide_flash_attn()
 

@@ -43,7 +43,6 @@ class PrimeRLAdapter(Adapter):
             importing.offers,
             importing.option_names(),
             importing.default,
-            stubs=tuple(importing.STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import choices_of, found, import_from, stub_imports
+from adapters.toolkit.imports import STUBBED, choices_of, found, import_from, stub_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +23,6 @@ CONFIGS = "configs.trainer"
 
 ROOTS = ("src", "packages/prime-rl-configs/src")
 """Folders of the repository from which the trainer and the configurations are imported."""
-
-STUBBED: list[str] = []  # packages that `import_prime_rl` stubbed in this process
 
 
 def import_prime_rl(source: Path | None) -> None:
@@ -146,7 +144,7 @@ def _prepare() -> None:
     cuda_on_cpu.install()
     sys.modules.setdefault("tomli", tomllib)  # tomllib is tomli in the standard library
     worlds.sum_gradients_of_all_gather()
-    STUBBED.extend(stub_imports("adapters.prime_rl"))
+    stub_imports("adapters.prime_rl")
     # versions since June 2026 use these names as type variables of generic classes
     if "verifiers" in STUBBED:
         task: Any = importlib.import_module("verifiers.v1.task")

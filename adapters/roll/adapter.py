@@ -67,7 +67,6 @@ class RollAdapter(Adapter):
             importing.offers,
             importing.option_names(),
             importing.default,
-            stubs=tuple(importing.STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

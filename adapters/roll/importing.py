@@ -36,8 +36,6 @@ FOR_MEGATRON = "mcore_adapter/src"
 Function = tuple[str, str]
 """A function of ROLL: the path of the module that calls it, and its name in that module."""
 
-STUBBED: list[str] = []  # packages that `import_roll` stubbed in this process
-
 
 def import_roll(source: Path | None, log_probs: Function, entropies: Function) -> None:
     """Import ROLL's pipeline and an engine, from the folder of a checkout if given.
@@ -132,7 +130,7 @@ def _is_choice(name: str, value: Any) -> bool:
 
 @cache
 def _stub_services() -> None:
-    STUBBED.extend(stub_imports("adapters.roll"))
+    stub_imports("adapters.roll")
 
 
 @cache
@@ -141,7 +139,7 @@ def _name_as_before() -> None:
     name_classes_as_before()  # required by versions before March 10, 2026
     # transformers looks for flash_attn at import, and must not find our stub.
     importlib.import_module("transformers.integrations.flash_attention")
-    STUBBED.extend(stub_missing(["flash_attn"]))
+    stub_missing(["flash_attn"])
 
 
 @cache

@@ -21,7 +21,7 @@ from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingRedu
 from adapters.engines.shells import OnMegatron
 from adapters.skyrl import driving, importing
 from adapters.skyrl.framework import FSDP, MEGATRON, SKYRL
-from adapters.skyrl.importing import STUBBED, module, ppo_utils
+from adapters.skyrl.importing import module, ppo_utils
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, has_kl_term, trained_model
 from adapters.toolkit.worlds import observation
@@ -78,7 +78,6 @@ class SkyRLAdapter(Adapter):
             default_mode=Mode(self.mode_names[default]),
             depths=frozenset(Depth if scales_advantages else (Depth.LOSS, Depth.STEP)),
             rules=_rules(),
-            stubs=tuple(STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
 module = modules_of("skyrl")
 
-STUBBED: list[str] = []  # packages stubbed in this process
-
 PACKING = ("remove_microbatch_padding", "use_sample_packing")
 """Names of the option to pack samples into one row, latest version first."""
 
@@ -203,10 +201,8 @@ def read_options_once() -> None:
 
 def _stub_flash_attn() -> None:
     """Stub flash_attn, which has no CPU build, with the packing functions of transformers."""
-    missing = stub_missing(["flash_attn"])
-    if not missing:
+    if not stub_missing(["flash_attn"]):
         return
-    STUBBED.extend(missing)
     packing = importlib.import_module("transformers.modeling_flash_attention_utils")
     bert_padding: Any = importlib.import_module("flash_attn.bert_padding")
     bert_padding.unpad_input = packing._unpad_input

@@ -19,9 +19,9 @@ import torch
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.engines import megatron_core, router
 from adapters.skyrl.driving import capacity
-from adapters.skyrl.importing import STUBBED, module, ppo_utils
+from adapters.skyrl.importing import module, ppo_utils
 from adapters.toolkit.calls import call_supported
-from adapters.toolkit.imports import stub, stub_missing
+from adapters.toolkit.imports import STUBBED, stub, stub_missing
 from adapters.toolkit.probe import cycled
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def add_seams() -> None:
     Newer versions describe packed rows with fields that the installed Megatron-Core may lack.
     """
     stub([MODEL_BRIDGES])
-    STUBBED.extend([*stub_missing(["megatron.bridge"]), MODEL_BRIDGES])
+    stub_missing(["megatron.bridge"])
     if "megatron.bridge" in STUBBED:  # older versions register models in the worker itself
         conversion = importlib.import_module("megatron.bridge.models.conversion.model_bridge")
         conversion.MegatronModelBridge.register_bridge = conversion.register_bridge

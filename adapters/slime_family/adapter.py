@@ -121,7 +121,6 @@ class LineageAdapter(Adapter):
             depths=self.depths,
             declared=self.declared(),
             rules={**self.framework.rules, **stated(self.parser, self._all(self.keepers))},
-            stubs=tuple(importing.STUBBED),
         )
 
     def _all(self, paths: Iterable[str]) -> list[Any]:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-STUBBED: list[str] = []  # packages that `install` stubbed in this process
-
 SWITCHES = (
     *("align-grad-reduce", "align-param-gather", "calculate-per-token-loss", "manual-gc"),
     *("ddp-average-in-collective", "use-distributed-optimizer"),
@@ -50,10 +48,10 @@ def install(package: str, *, megatron: bool) -> None:
 
     cuda_on_cpu.install()
     kernels = [f"{package}.backends.megatron_utils.kernels", f"{package}.utils.fp8_kernel"]
-    stubbed = kernels if megatron else []  # modules, by version, that contain only GPU kernels
-    stub(stubbed)
-    STUBBED.extend([*stub_imports("adapters.slime_family"), *stub_missing([f"{package}_plugins"])])
-    STUBBED.extend(stubbed)
+    stub_imports("adapters.slime_family")
+    stub_missing([f"{package}_plugins"])
+    if megatron:
+        stub(kernels)  # modules, by version, that contain only GPU kernels
 
 
 def home(package: str, *paths: str) -> Any:
