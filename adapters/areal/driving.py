@@ -59,9 +59,7 @@ class ArealAdapter(Adapter):
     def describe(self) -> Description:
         """Describe AReaL."""
         return self._record.description(
-            importing.offers,
-            importing.option_names(),
-            importing.default,
+            importing.offers, importing.option_names(), importing.default
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

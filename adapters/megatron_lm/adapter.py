@@ -44,9 +44,7 @@ class MegatronLmAdapter(OnMegatron, InOneRun):
         """Describe the loaded version by its own parser of options."""
         of_rl = (name for name in self.options.actions if name.startswith(OF_RL))
         return self.record.description(
-            self._has,
-            self.options.names_and_choices(of_rl),
-            self.options.default,
+            self._has, self.options.names_and_choices(of_rl), self.options.default
         )
 
     @cached_property

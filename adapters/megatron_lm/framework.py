@@ -104,13 +104,7 @@ def averages(job: Job) -> bool:
     return True
 
 
-_FILE = RecordFile(
-    "adapters.megatron_lm",
-    settings,
-    globals(),
-    experts=SHARED,
-    router=router.TYPED,
-)
+_FILE = RecordFile("adapters.megatron_lm", settings, globals(), experts=SHARED, router=router.TYPED)
 
 MEGATRON_LM = _FILE.record(NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE)
 

@@ -87,13 +87,7 @@ def samples_of_prompt(job: Job) -> int:
     return size
 
 
-_FILE = RecordFile(
-    "adapters.ms_swift",
-    settings,
-    generations,
-    globals(),
-    runs=OF_RUNS,
-)
+_FILE = RecordFile("adapters.ms_swift", settings, generations, globals(), runs=OF_RUNS)
 _ALL = _FILE.record(OF_VALUES, OF_HUB, OF_DTYPE, OF_POLICIES, OF_PROMPTS, NOTHING_LEARNED, ZEROED)
 _ALL = replace(_ALL, options=(*_ALL.options, *GRPO_OPTIONS))
 

@@ -37,9 +37,7 @@ class NemoRLAdapter(OnFsdp):
     def describe(self) -> Description:
         """Describe NeMo-RL."""
         return self.framework.description(
-            importing.offers,
-            importing.option_names(),
-            importing.default,
+            importing.offers, importing.option_names(), importing.default
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.engines.shells import (
-    InOneRun,
-    OnRayAndDeepSpeed,
-)
+from adapters.engines.shells import InOneRun, OnRayAndDeepSpeed
 from adapters.open_instruct import importing
 from adapters.open_instruct.framework import OPEN_INSTRUCT
 

@@ -47,8 +47,6 @@ def stage(job: Job) -> int:
     return 3 if job.layout.cp > 1 else 0
 
 
-OPEN_INSTRUCT = RecordFile(
-    "adapters.open_instruct",
-    settings,
-    globals(),
-).record(CPU_AS_CUDA, PROBED, UNCOMPILED, OF_DTYPE, OF_VALUES)
+OPEN_INSTRUCT = RecordFile("adapters.open_instruct", settings, globals()).record(
+    CPU_AS_CUDA, PROBED, UNCOMPILED, OF_DTYPE, OF_VALUES
+)

@@ -42,10 +42,7 @@ class OpenRLHFAdapter(OnRayAndDeepSpeed):
         """Describe OpenRLHF; before 0.11.2 it did not log the tokens dropped by corrections."""
         logged = {*OPENRLHF.metrics} - (set() if importing.knows(LEVEL) else {Metric.REJECTED})
         return OPENRLHF.description(
-            importing.offers,
-            importing.option_names(),
-            importing.default,
-            metrics=frozenset(logged),
+            importing.offers, importing.option_names(), importing.default, metrics=frozenset(logged)
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

@@ -40,9 +40,7 @@ class PrimeRLAdapter(Adapter):
     def describe(self) -> Description:
         """Describe prime-rl."""
         return self.framework.description(
-            importing.offers,
-            importing.option_names(),
-            importing.default,
+            importing.offers, importing.option_names(), importing.default
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

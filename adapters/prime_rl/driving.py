@@ -109,10 +109,7 @@ WITHOUT_SERVICES: dict[str, Any] = {
 """Stubs of the trainer's functions: the world exists already, speed is not measured, and gradients
 are not clipped."""
 
-WITHOUT_GPU: dict[str, Any] = {
-    "reset_peak_memory_stats": nothing,
-    "max_memory_reserved": lambda: 0,
-}
+WITHOUT_GPU: dict[str, Any] = {"reset_peak_memory_stats": nothing, "max_memory_reserved": lambda: 0}
 
 
 ONLY_RUN = SimpleNamespace(max_runs=1, used_idxs=(), synchronize_state=nothing)
@@ -145,10 +142,7 @@ def _older_trainer_patches(log: MonitorLog) -> Iterator[tuple[Any, dict[str, Any
         "setup_monitor": lambda *_, **__: log,
         "setup_tokenizer": nothing,
     }
-    of_loader = {
-        "get_multi_run_manager": lambda: ONLY_RUN,
-        "setup_packer": lambda **_: PACKER,
-    }
+    of_loader = {"get_multi_run_manager": lambda: ONLY_RUN, "setup_packer": lambda **_: PACKER}
     for path, replaced in (("trainer.rl.train", of_trainer), ("trainer.rl.data", of_loader)):
         home = module(path)
         if of_version := {name: one for name, one in replaced.items() if hasattr(home, name)}:

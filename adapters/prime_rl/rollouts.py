@@ -29,10 +29,7 @@ if TYPE_CHECKING:
 FIRST_ID = 1
 """The number added to all token ids, because prime-rl pads with id 1."""
 
-COMPONENTS = {
-    Objective.SFT: ("ce_weights", 1.0),
-    Objective.KL: ("ref_kl_weights", KL_COEFFICIENT),
-}
+COMPONENTS = {Objective.SFT: ("ce_weights", 1.0), Objective.KL: ("ref_kl_weights", KL_COEFFICIENT)}
 """Components of the loss other than the RL component: the stream of weights, and the weight of
 active tokens."""
 

@@ -64,9 +64,7 @@ class RollAdapter(Adapter):
     def describe(self) -> Description:
         """Describe ROLL."""
         return self.framework.description(
-            importing.offers,
-            importing.option_names(),
-            importing.default,
+            importing.offers, importing.option_names(), importing.default
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

@@ -124,10 +124,7 @@ class _Provider:
 
 
 def _three_logits(
-    batch: ProbedBatch,
-    input_ids: torch.Tensor,
-    probe: torch.Tensor,
-    logit: torch.Tensor,
+    batch: ProbedBatch, input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
 ) -> torch.Tensor:
     """The logit, the summand of log-probabilities and the entropy, by token: [*input_ids, 3].
 

@@ -219,9 +219,7 @@ def sample_unit(rollout_field: str | None, where: str) -> Convention:
 
 
 def conventions(
-    parser: argparse.ArgumentParser,
-    of_version: Convention,
-    of_engine: Convention | None = None,
+    parser: argparse.ArgumentParser, of_version: Convention, of_engine: Convention | None = None
 ) -> dict[str, Convention]:
     """The conventions that the modes of slime and miles leave open.
 

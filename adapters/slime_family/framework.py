@@ -112,10 +112,7 @@ ON_MEGATRON = _FILE.variant("megatron", PIPELINE_STAGES, ONE_BY_ONE, base=FAMILY
 
 def icepop_record(record: Framework, home: str) -> Framework:
     """A record extended by IcePop, which a module's correction implements."""
-    chosen = {
-        **record.objectives[Objective.TIS_BOUNDED],
-        CORRECTION: f"{home}.icepop_function",
-    }
+    chosen = {**record.objectives[Objective.TIS_BOUNDED], CORRECTION: f"{home}.icepop_function"}
     return replace(record, objectives={**record.objectives, Objective.ICEPOP: chosen})
 
 

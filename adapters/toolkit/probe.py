@@ -287,11 +287,7 @@ class ProbedTransformer(ProbedModel):
     """A probed model with a configuration, and with its layer where frameworks look for layers."""
 
     def __init__(
-        self,
-        capacity: int,
-        passes: ForwardPasses,
-        head: Callable[..., Any],
-        config: Any = HEADED,
+        self, capacity: int, passes: ForwardPasses, head: Callable[..., Any], config: Any = HEADED
     ) -> None:
         super().__init__(capacity, passes, head)
         self.config = config

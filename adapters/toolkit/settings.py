@@ -34,11 +34,7 @@ _Seen = TypeVar("_Seen")
 
 def has_kl_term(job: Job) -> bool:
     """Whether the divergence from the reference policy is in the loss."""
-    return job.configuration.kl or job.objective in (
-        Objective.KL,
-        Objective.ADAPTIVE_KL,
-        *OF_TERMS,
-    )
+    return job.configuration.kl or job.objective in (Objective.KL, Objective.ADAPTIVE_KL, *OF_TERMS)
 
 
 WITH_CRITIC = frozenset({*OF_CRITIC, *OF_VALUES})

@@ -114,10 +114,7 @@ class TrlTraining(ABC):
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """The arguments of the trainer's constructor."""
-        return {
-            "args": config,
-            "processing_class": tokenizer(self.rollouts.end),
-        }
+        return {"args": config, "processing_class": tokenizer(self.rollouts.end)}
 
     def stubs(self) -> dict[str, Any]:
         """Replacements of functions and classes of the trainer's module."""

@@ -50,13 +50,7 @@ def one_more_micro_batch(job: Job) -> int:
     return schedule_of(job).micro_batches + 1
 
 
-_FILE = RecordFile(
-    "adapters.trl",
-    settings,
-    generations,
-    globals(),
-    runs=OF_RUNS,
-)
+_FILE = RecordFile("adapters.trl", settings, generations, globals(), runs=OF_RUNS)
 _TRL = _FILE.record(OF_VALUES, OF_HUB, OF_DTYPE, NOTHING_LEARNED, ZEROED)
 _GENERATING = (*read_departures("adapters.trl", "generating"), OF_POLICIES, OF_PROMPTS)
 

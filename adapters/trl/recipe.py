@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.layout import Option
-from adapters.contract.recipe import (
-    Recipe,
-    RecipeRefused,
-    Typed,
-    cut,
-    grid_of,
-    refusals_of_recipes,
-)
+from adapters.contract.recipe import Recipe, RecipeRefused, Typed, cut, grid_of, refusals_of_recipes
 from adapters.trl.importing import module
 
 if TYPE_CHECKING:

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract.description import Departure, Description
-    from reference.aggregation import (
-        Mode,
-    )
+    from reference.aggregation import Mode
 
 LOSSES = RecordFile("adapters.trl_losses").record(OF_VALUES)
 """The record of all loss functions that have the arguments of TRL's loss."""
