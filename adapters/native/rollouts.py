@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from adapters.contract.batch.columns import length_limit
 from adapters.contract.batch.formulas import ESTIMATORS
-from adapters.contract.batch.probed_batch import length_limit
 from adapters.contract.objective import KL_COEFFICIENT, OF_GROUPS, Metric, Objective
 from reference.advantages import VARIANCE_EPSILON
 from reference.aggregation import STD_EPSILON
