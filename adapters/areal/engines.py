@@ -43,7 +43,8 @@ class ArealFsdpAdapter(ArealAdapter):
 
     def make(self, config: Any, job: Job, rank: Rank, capacity: int) -> Any:
         """An engine around our model, whose optimizer records the gradient."""
-        from adapters.areal.model import critic, policy
+        from adapters.areal.model import policy
+        from adapters.engines.numbered import critic
         from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
 
         passes = ForwardPasses()
@@ -117,7 +118,7 @@ class StubMbridge:
         self.hf_config = SimpleNamespace(**vars(HEADED))
         self._capacity, self._rank = capacity, rank
         has_critic = job.objective in OF_CRITIC
-        self._output = model.megatron_values if has_critic else model.megatron_logits
+        self._output = megatron_core.values_head if has_critic else model.megatron_logits
 
     def set_extra_args(self, **options: object) -> None:
         """Set options of the model's configuration."""

@@ -10,13 +10,15 @@ from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import STUBBED, import_from, provide, stub_imports
+from adapters.toolkit.imports import STUBBED, import_from, modules_of, provide, stub_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from adapters.contract.framework import Settings
+
+module = modules_of("areal")
 
 SECTIONS = {"rejection_sampling.": "RejectionSamplingConfig", "reward_norm.": "NormConfig"}
 """Sections of an actor's options, each with the class of its configuration."""
@@ -28,11 +30,6 @@ def import_areal(source: Path | None, engine: str) -> None:
     _prepare()
     import_from("areal", [source] if source else [])
     _add_the_seam(engine)
-
-
-def module(path: str) -> Any:
-    """Import a module of AReaL by its path below the package."""
-    return importlib.import_module(f"areal.{path}")
 
 
 def configured(settings: Settings) -> Any:

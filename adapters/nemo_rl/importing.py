@@ -15,6 +15,7 @@ from adapters.toolkit.imports import (
     add_names_of_newer_python,
     choices_in,
     import_from,
+    modules_of,
     stub_imports,
 )
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract.framework import Settings
+
+module = modules_of("nemo_rl")
 
 
 def import_nemo_rl(source: Path | None) -> None:
@@ -38,11 +41,6 @@ def import_nemo_rl(source: Path | None) -> None:
 def import_second_worker() -> None:
     """Import the worker that builds on Automodel; raises `ImportError` without Automodel."""
     module("models.policy.workers.dtensor_policy_worker_v2")
-
-
-def module(path: str) -> Any:
-    """Import a module of NeMo-RL by its path below the package."""
-    return importlib.import_module(f"nemo_rl.{path}")
 
 
 def configured(settings: Settings, *, sft: bool = False) -> Any:

@@ -16,7 +16,7 @@ from unittest import mock
 import numpy as np
 
 from adapters.contract import Job, Metric, Objective, Rank
-from adapters.contract.objective import OF_CRITIC, OF_ROLLOUTS, PENALISING
+from adapters.contract.objective import OF_CRITIC, PENALISING
 from adapters.engines.deepspeed import forget_engines, gradients_of_steps, refusals_of_sizes
 from adapters.openrlhf import importing, model
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
@@ -95,8 +95,7 @@ class Session:
         sizes = np.cumsum([0, *(step.size for step in self._job.steps)]).tolist()
         several = [range(*ends) for ends in pairwise(sizes)] if len(self._job.steps) > 1 else []
         of_steps = [self.train(samples) for samples in several] or [logged]
-        found, of_rollouts = OPENRLHF.reported(of_steps), OPENRLHF.reported([logged])
-        found |= {metric: of for metric, of in of_rollouts.items() if metric in OF_ROLLOUTS}
+        found = OPENRLHF.reported(of_steps, rollouts=logged)
         return {metric: of for metric, of in found.items() if metric not in self._never_computed}
 
     def _trainer(self, rollouts: OpenRLHFRollouts) -> Any:

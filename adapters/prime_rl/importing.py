@@ -11,13 +11,22 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import STUBBED, choices_of, found, import_from, stub_imports
+from adapters.toolkit.imports import (
+    STUBBED,
+    choices_of,
+    found,
+    import_from,
+    modules_of,
+    stub_imports,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
     from adapters.contract.framework import Settings
+
+module = modules_of("prime_rl")
 
 CONFIGS = "configs.trainer"
 
@@ -33,11 +42,6 @@ def import_prime_rl(source: Path | None) -> None:
     module("trainer.rl.train")
     if _is_without_gpu():
         module("trainer.parallel_dims").device_type = "cpu"
-
-
-def module(path: str) -> Any:
-    """Import a module of prime-rl by its path below the package."""
-    return importlib.import_module(f"prime_rl.{path}")
 
 
 def transport(name: str) -> Any:

@@ -44,12 +44,12 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
         """A worker whose optimizer records the gradient."""
+        from adapters.engines import numbered
         from adapters.roll.driving import TrainedWorker, new_worker
-        from adapters.roll.model import probed
         from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
 
         passes = ForwardPasses()
-        model = probed(role, capacity, passes)
+        model = (numbered.critic if role == "critic" else numbered.policy)(capacity, passes)
         loaded: dict[str, Any] = {
             "AutoConfig": SimpleNamespace(from_pretrained=lambda *_, **__: HEADED),
             "download_model": lambda path: path,

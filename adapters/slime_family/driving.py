@@ -28,7 +28,6 @@ from adapters.contract.objective import (
 from adapters.slime_family import user_code
 from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.calls import call_supported, refusals
-from adapters.toolkit.worlds import numbers
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -295,11 +294,10 @@ class TrackerLog:
         """The metrics of a job's rollouts and of each step; empty on a rank that logs none."""
         if job.depth is not Depth.STEP:
             return {}
-        names = dict(record.metrics)
-        of_rollouts = {metric: names.pop(metric) for metric in OF_ROLLOUTS if metric in names}
-        steps = [log for log in self._logs if {*names.values()} & log.keys()]
+        of_steps = {name for metric, name in record.metrics.items() if metric not in OF_ROLLOUTS}
+        steps = [log for log in self._logs if of_steps & log.keys()]
         merged = {name: value for log in self._logs for name, value in log.items()}
-        return numbers(names, steps) | numbers(of_rollouts, [merged])
+        return record.reported(steps, rollouts=merged)
 
     def _collect(self, args: Any, metrics: Mapping[str, Any], **options: Any) -> None:
         """Keep the numbers of a training step, or of rollouts."""

@@ -66,17 +66,6 @@ def given_values(batch: ProbedBatch) -> list[NDArray[np.float64]]:
     return batch.values if batch.objective in OF_VALUES else batch.old_values
 
 
-def micro_batch_size(job: Job, per_rank: int) -> int:
-    """The number of samples of a rank's micro-batch; raises `Unsupported` if some are left over."""
-    count = job.layout.micro_batches
-    if not isinstance(count, int):
-        raise Unsupported(f"no micro-batches by {count}")
-    size = max(per_rank // count, 1)
-    if per_rank % size:
-        raise Unsupported(f"no micro-batches of {size} of a rank's {per_rank} samples")
-    return size
-
-
 def largest_micro_batch(job: Job, samples: int | None = None) -> int:
     """The largest number of samples of a micro-batch if a step is cut as evenly as possible.
 

@@ -6,7 +6,6 @@ import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from adapters.contract import Metric, Observation, Rank
-from adapters.contract.logged import LOGGED
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -53,21 +52,6 @@ def observation(
         skipped_steps=frozenset(index for index, one in enumerate(gradients) if one is None),
         **others,
     )
-
-
-def numbers(
-    names: Mapping[Metric, str], logs: Sequence[Mapping[str, Any]]
-) -> dict[Metric, tuple[float | None, ...]]:
-    """The metrics found in logs, with one number per log; None if a log lacks the metric.
-
-    All numbers of the logs are noted in `LOGGED`.
-    """
-    LOGGED.note(logs)
-    return {
-        metric: tuple(float(log[name]) if name in log else None for log in logs)
-        for metric, name in names.items()
-        if any(name in log for log in logs)
-    }
 
 
 def all_gather(value: Any, group: Any = None) -> list[Any]:
