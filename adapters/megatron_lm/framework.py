@@ -14,16 +14,6 @@ from adapters.engines.shells import (
     ZEROED,
 )
 from adapters.toolkit import settings
-from adapters.toolkit.settings import (
-    gives_advantages,
-    largest_micro_batch,
-    prompts_per_step,
-    rank_budget,
-    require_one_step,
-    require_prompts_together,
-    rollouts_asked_for,
-    samples_per_step,
-)
 from reference.aggregation import Mode
 
 PER_TOKEN = "--calculate-per-token-loss"
@@ -33,7 +23,7 @@ PACKED = "--rl-use-sequence-packing"
 
 def micro_batch_size(job: Job) -> int:
     """The number of rows of a micro-batch: one row, such as a packed bin, if tokens cut them."""
-    return largest_micro_batch(job, _rows_asked_for(job))
+    return settings.largest_micro_batch(job, _rows_asked_for(job))
 
 
 def one_sample(job: Job) -> int:
@@ -47,14 +37,14 @@ def one_sample(job: Job) -> int:
 
 
 def _rows_asked_for(job: Job) -> int:
-    if gives_advantages(job):
-        return samples_per_step(job.steps)
-    return _prompts(job) * rollouts_asked_for(job)
+    if settings.gives_advantages(job):
+        return settings.samples_per_step(job.steps)
+    return _prompts(job) * settings.rollouts_asked_for(job)
 
 
 def _prompts(job: Job) -> int:
-    require_prompts_together(job, "--grpo-group-size repeats each prompt")
-    return prompts_per_step(job.steps)
+    settings.require_prompts_together(job, "--grpo-group-size repeats each prompt")
+    return settings.prompts_per_step(job.steps)
 
 
 def global_batch_size(job: Job) -> int:
@@ -64,14 +54,14 @@ def global_batch_size(job: Job) -> int:
     """
     rows, of_all_ranks = _rows_asked_for(job), micro_batch_size(job) * job.layout.dp
     filled = -(-rows // of_all_ranks) * of_all_ranks
-    if filled > rows and (len(job.steps) > 1 or not gives_advantages(job)):
+    if filled > rows and (len(job.steps) > 1 or not settings.gives_advantages(job)):
         raise Unsupported(f"--global-batch-size {rows} is no multiple of {of_all_ranks}")
     return filled
 
 
 def group_size(job: Job) -> int:
     """The number of rollouts that are requested for each prompt."""
-    return 1 if gives_advantages(job) else rollouts_asked_for(job)
+    return 1 if settings.gives_advantages(job) else settings.rollouts_asked_for(job)
 
 
 def prompts_of_collection(job: Job) -> int:
@@ -93,8 +83,10 @@ def _sliced(job: Job, length: int) -> int:
 
 def bin_size(job: Job) -> int:
     """The number of tokens of a bin, which holds at least the longest sequence."""
-    require_one_step(job, "bins, and not samples, are dealt to the optimizer steps of a collection")
-    return max(longest_sequence(job), _sliced(job, rank_budget(job)))
+    settings.require_one_step(
+        job, "bins, and not samples, are dealt to the optimizer steps of a collection"
+    )
+    return max(longest_sequence(job), _sliced(job, settings.rank_budget(job)))
 
 
 def averages(job: Job) -> bool:

@@ -11,13 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.toolkit.imports import (
-    add_names_of_newer_python,
-    choices_in,
-    import_from,
-    modules_of,
-    stub_imports,
-)
+from adapters.toolkit import imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,14 +19,14 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
-module = modules_of("nemo_rl")
+module = imports.modules_of("nemo_rl")
 
 
 def import_nemo_rl(source: Path | None) -> None:
     """Import the trainers, the policy and its worker, from a checkout if given."""
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _prepare()
-    import_from("nemo_rl", [source] if source else [])
+    imports.import_from("nemo_rl", [source] if source else [])
     for path in ("algorithms.grpo", "algorithms.sft", "models.policy.lm_policy"):
         module(path)
     module("models.policy.workers.dtensor_policy_worker")
@@ -85,7 +79,7 @@ def option_names() -> Iterator[str]:
     options = getattr(kind, "model_fields", None) or kind.__annotations__
     yield from (f"loss_fn.{option}" for option in options)
     make = module("algorithms.grpo")._create_advantage_estimator
-    for name in choices_in(make, "adv_estimator_name"):
+    for name in imports.choices_in(make, "adv_estimator_name"):
         yield f"grpo.adv_estimator.name={name}"
 
 
@@ -124,6 +118,6 @@ def _prepare() -> None:
     from adapters.toolkit import cuda_on_cpu
 
     # NeMo-RL requires Python 3.13; pydantic rejects older TypedDicts
-    add_names_of_newer_python("TypedDict")
+    imports.add_names_of_newer_python("TypedDict")
     cuda_on_cpu.install()
-    stub_imports("adapters.nemo_rl")
+    imports.stub_imports("adapters.nemo_rl")

@@ -10,14 +10,7 @@ from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import (
-    choices_of,
-    import_from,
-    modules_of,
-    name_classes_as_before,
-    stub_imports,
-    stub_missing,
-)
+from adapters.toolkit import imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +18,7 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
-module = modules_of("roll")
+module = imports.modules_of("roll")
 
 OF_POLICIES = ("worker_cls", "pg_variant")
 """Options of a role that a critic does not have."""
@@ -45,7 +38,7 @@ def import_roll(source: Path | None, log_probs: Function, entropies: Function) -
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _stub_services()
     _name_as_before()
-    import_from("roll", [source, source / FOR_MEGATRON] if source else [])
+    imports.import_from("roll", [source, source / FOR_MEGATRON] if source else [])
     _write_no_log_files()
     module("pipeline.rlvr.rlvr_pipeline")
     _let_a_cpu_do()
@@ -96,7 +89,7 @@ def option_names() -> Iterator[str]:
     for name, kind in _declared(pipeline_config()):
         if name.split(".")[0] not in of_all:
             yield name
-            yield from (f"{name}={choice}" for choice in choices_of(kind))
+            yield from (f"{name}={choice}" for choice in imports.choices_of(kind))
 
 
 def pipeline_config() -> Any:
@@ -130,16 +123,16 @@ def _is_choice(name: str, value: Any) -> bool:
 
 @cache
 def _stub_services() -> None:
-    stub_imports("adapters.roll")
+    imports.stub_imports("adapters.roll")
 
 
 @cache
 def _name_as_before() -> None:
     importlib.import_module("peft")  # before renaming, as peft recreates the module transformers
-    name_classes_as_before()  # required by versions before March 10, 2026
+    imports.name_classes_as_before()  # required by versions before March 10, 2026
     # transformers looks for flash_attn at import, and must not find our stub.
     importlib.import_module("transformers.integrations.flash_attention")
-    stub_missing(["flash_attn"])
+    imports.stub_missing(["flash_attn"])
 
 
 @cache

@@ -6,18 +6,8 @@ from dataclasses import replace
 
 from adapters.contract import Job, Metric, Unsupported
 from adapters.contract.tables import RecordFile, read_departures
-from adapters.engines import generations
+from adapters.engines import generations, shells
 from adapters.engines.generations import generations_of_prompt, schedule_of
-from adapters.engines.shells import (
-    GRPO_OPTIONS,
-    NOTHING_LEARNED,
-    OF_DTYPE,
-    OF_HUB,
-    OF_POLICIES,
-    OF_PROMPTS,
-    OF_VALUES,
-    ZEROED,
-)
 from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit import settings
 from adapters.toolkit.settings import whole_divisor
@@ -51,11 +41,17 @@ def one_more_micro_batch(job: Job) -> int:
 
 
 _FILE = RecordFile("adapters.trl", settings, generations, globals(), runs=OF_RUNS)
-_TRL = _FILE.record(OF_VALUES, OF_HUB, OF_DTYPE, NOTHING_LEARNED, ZEROED)
-_GENERATING = (*read_departures("adapters.trl", "generating"), OF_POLICIES, OF_PROMPTS)
+_TRL = _FILE.record(
+    shells.OF_VALUES, shells.OF_HUB, shells.OF_DTYPE, shells.NOTHING_LEARNED, shells.ZEROED
+)
+_GENERATING = (
+    *read_departures("adapters.trl", "generating"),
+    shells.OF_POLICIES,
+    shells.OF_PROMPTS,
+)
 
 GRPO = _FILE.variant("grpo", *_GENERATING, base=_TRL)
-GRPO = replace(GRPO, options=(*GRPO.options, *GRPO_OPTIONS))
+GRPO = replace(GRPO, options=(*GRPO.options, *shells.GRPO_OPTIONS))
 RLOO = _FILE.variant("rloo", *_GENERATING, base=_TRL)
 ASYNC = _FILE.variant("async", base=_TRL)
 
