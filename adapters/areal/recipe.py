@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from adapters.areal.driving import ArealAdapter
-    from adapters.contract.framework import Framework
 
 BACKENDS = {"fsdp": "fsdp2", "megatron": "megatron"}
 """The adapter's engine for each name that users type."""
@@ -62,7 +61,7 @@ def read(adapter: ArealAdapter, typed: recipe.Typed) -> recipe.Recipe:
             recipe.grid_of(typed.ranks or dp * cp * tp * pp, cp, tp, pp),
             micro_batches="tokens" if spec.max_tokens_per_mb else int(spec.n_mbs or 1),
             format="thd",
-            options=recipe.options_of(_record(engine), values, defaults),
+            options=recipe.options_of(recipe.record_of(adapter, engine), values, defaults),
         ),
         samples=max(int(config.train_dataset.batch_size) * per_prompt // steps, 1),
         per_prompt=per_prompt,
@@ -86,12 +85,6 @@ def _as_a_file(typed: recipe.Typed) -> Iterator[Path]:
             OmegaConf.to_yaml(dict(typed.fields or {}))
         )
         yield file
-
-
-def _record(engine: str) -> Framework:
-    from adapters.areal import ENGINES
-
-    return next(one.framework for one in ENGINES if one.engine == engine)
 
 
 def _named(config: Any) -> Iterator[tuple[str, Any]]:

@@ -32,11 +32,6 @@ def import_nemo_rl(source: Path | None) -> None:
     module("models.policy.workers.dtensor_policy_worker")
 
 
-def import_second_worker() -> None:
-    """Import the worker that builds on Automodel; raises `ImportError` without Automodel."""
-    module("models.policy.workers.dtensor_policy_worker_v2")
-
-
 def configured(settings: Settings, *, sft: bool = False) -> Any:
     """A trainer's validated configuration, from one of NeMo-RL's examples and overrides.
 

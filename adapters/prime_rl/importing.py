@@ -36,11 +36,13 @@ ROOTS = ("src", "packages/prime-rl-configs/src")
 
 def import_prime_rl(source: Path | None) -> None:
     """Import the trainer, from the folders of a checkout if given."""
+    import torch
+
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _prepare()
     import_from("prime_rl", [source / root for root in ROOTS] if source else [])
     module("trainer.rl.train")
-    if _is_without_gpu():
+    if not torch.cuda.is_available():
         module("trainer.parallel_dims").device_type = "cpu"
 
 
@@ -153,9 +155,3 @@ def _prepare() -> None:
     if "verifiers" in STUBBED:
         task: Any = importlib.import_module("verifiers.v1.task")
         task.DataT, task.TaskT = TypeVar("DataT"), TypeVar("TaskT")
-
-
-def _is_without_gpu() -> bool:
-    import torch
-
-    return not torch.cuda.is_available()

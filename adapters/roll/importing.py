@@ -36,8 +36,7 @@ def import_roll(source: Path | None, log_probs: Function, entropies: Function) -
     The probe is added to the engine's functions of logits.
     """
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
-    _stub_services()
-    _name_as_before()
+    _prepare()
     imports.import_from("roll", [source, source / FOR_MEGATRON] if source else [])
     _write_no_log_files()
     module("pipeline.rlvr.rlvr_pipeline")
@@ -47,14 +46,12 @@ def import_roll(source: Path | None, log_probs: Function, entropies: Function) -
 
 def configured(settings: Settings) -> Any:
     """The configuration of a pipeline, as validated. A critic has the actor's training options."""
-    from dacite import from_dict
-
     declared = {name: value for name, value in settings.items() if not name.startswith("+")}
     sections = nested(declared)
     if settings["adv_estimator"] == "gae":
         actor = sections["actor_train"].items()
         sections["critic"] = {name: value for name, value in actor if name not in OF_POLICIES}
-    config = from_dict(data_class=pipeline_config(), data=sections)
+    config = read(sections)
     for name in settings.keys() - declared.keys():
         *roles, option = name.lstrip("+").split(".")
         setattr(reduce(getattr, roles, config), option, settings[name])
@@ -122,12 +119,9 @@ def _is_choice(name: str, value: Any) -> bool:
 
 
 @cache
-def _stub_services() -> None:
+def _prepare() -> None:
+    """Stub services and packages for GPUs, and add a name of an older transformers."""
     imports.stub_imports("adapters.roll")
-
-
-@cache
-def _name_as_before() -> None:
     importlib.import_module("peft")  # before renaming, as peft recreates the module transformers
     imports.name_classes_as_before()  # required by versions before March 10, 2026
     # transformers looks for flash_attn at import, and must not find our stub.

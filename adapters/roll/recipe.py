@@ -12,7 +12,6 @@ from adapters.roll.framework import ENGINE, SIZES
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from adapters.contract.framework import Framework
     from adapters.roll.adapter import RollAdapter
 
 OF_HYDRA = ("defaults", "hydra")
@@ -42,7 +41,8 @@ def read(adapter: RollAdapter, typed: recipe.Typed) -> recipe.Recipe:
         whole: Any = OmegaConf.to_container(merged, resolve=True)
         values = dict(_named(importing.read(whole)))
     typed_by_user = {name for name, _ in recipe.flat(whole)}
-    unset = dict(_named(importing.pipeline_config())) | _unset(values)
+    of_engine = {name: None for name in values if name.startswith(f"{ENGINE}.")}
+    unset = {**dict(_named(importing.pipeline_config())), **of_engine}
     defaults = recipe.extend_defaults(unset, values, typed_by_user)
     engine = STRATEGIES.get(str(values.get(STRATEGY)), "fsdp2")
     mapped = values.get("actor_train.device_mapping") or [0]
@@ -62,7 +62,7 @@ def read(adapter: RollAdapter, typed: recipe.Typed) -> recipe.Recipe:
             samples=samples,
             rows=None if by_tokens else rows,
             is_packed=bool(values.get("actor_train.use_sequence_packing")),
-            options=recipe.options_of(_record(engine), values, defaults),
+            options=recipe.options_of(recipe.record_of(adapter, engine), values, defaults),
         ),
         samples=samples,
         per_prompt=per_prompt,
@@ -71,17 +71,6 @@ def read(adapter: RollAdapter, typed: recipe.Typed) -> recipe.Recipe:
         sizes=frozenset({ULYSSES, *MEGATRON, STRATEGY}),
         unread=frozenset(typed_by_user - values.keys()),
     )
-
-
-def _record(engine: str) -> Framework:
-    from adapters.roll import ENGINES
-
-    return next(one.framework for one in ENGINES if one.engine == engine)
-
-
-def _unset(values: dict[str, Any]) -> dict[str, Any]:
-    """The entries of dictionaries of options, whose default is None."""
-    return {name: None for name in values if name.startswith(f"{ENGINE}.")}
 
 
 def _named(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from copy import deepcopy
 from dataclasses import fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Convention, Job, Metric, Objective, Observation, Rank, Unsupported
@@ -58,11 +57,12 @@ class TrlAdapter(OnAccelerate):
     def describe(self) -> Description:
         """Describe the trainer."""
         elsewhere = {name for row in self.elsewhere for name in row.names}
-        names = importing.option_names(*self.classes())
+        trainer, config = self.classes()
+        names = importing.option_names(trainer, config)
         return self.framework.description(
             self.offers,
             {name for name in names if name.partition("=")[0] not in elsewhere},
-            partial(importing.default, self.classes()[1]),
+            lambda name: getattr(config, name, None),
             declared=self.declared(),
         )
 

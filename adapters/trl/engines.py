@@ -105,3 +105,13 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
         from adapters.trl.asynchronous import AsyncTraining
 
         return AsyncTraining
+
+
+ENGINES = (
+    TrlDdpAdapter,
+    TrlFsdp2Adapter,
+    TrlDeepspeedAdapter,
+    TrlLigerAdapter,
+    TrlRlooAdapter,
+    TrlAsyncAdapter,
+)

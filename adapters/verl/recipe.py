@@ -35,11 +35,14 @@ def read(adapter: VerlAdapter, typed: recipe.Typed) -> recipe.Recipe:
             config.trainer.n_gpus_per_node, config.trainer.nnodes = typed.ranks, 1
         following = {name for name, value in _named(config) if "${" in str(value)}
         OmegaConf.resolve(config)
-        config.critic.enable = _has_critic(config)
+        # If a user does not say whether there is a critic, the advantage estimator decides.
+        config.critic.enable = module("trainer.ppo.utils").need_critic(config)
         values = dict(_named(config))
         _validate(config)
     engine = str(config.actor_rollout_ref.actor.strategy)
-    unset = dict(_named(_resolved(_composed(_engine_of(typed.words)))))
+    # The word that chooses the engine also chooses other defaults.
+    of_engine = [word for word in typed.words if word.startswith("model_engine=")]
+    unset = dict(_named(_composed(of_engine), resolve=True))
     defaults = recipe.extend_defaults(unset, values, values.keys() - following)
     ranks = int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes)
     shared = MEGATRON if engine == "megatron" else (ULYSSES,)
@@ -49,8 +52,6 @@ def read(adapter: VerlAdapter, typed: recipe.Typed) -> recipe.Recipe:
     samples = mini_batch * per_prompt
     rows = int(values.get("ppo_micro_batch_size_per_gpu") or samples // grid.dp)
     by_tokens = bool(values.get("use_dynamic_bsz"))
-    record = next(one for one in _engines() if one.engine == engine).framework
-    assert record is not None
     return recipe.Recipe(
         engine=engine,
         values=values,
@@ -60,7 +61,7 @@ def read(adapter: VerlAdapter, typed: recipe.Typed) -> recipe.Recipe:
             samples=samples,
             rows=None if by_tokens else rows,
             is_packed=bool(values.get("actor_rollout_ref.model.use_remove_padding")),
-            options=recipe.options_of(record, values, defaults),
+            options=recipe.options_of(recipe.record_of(adapter, engine), values, defaults),
         ),
         samples=samples,
         per_prompt=per_prompt,
@@ -78,28 +79,10 @@ def _masks_tokens(config: Any) -> bool:
     return rejects or bool(config.actor_rollout_ref.rollout.multi_turn.enable)
 
 
-def _engines() -> Sequence[type[VerlAdapter]]:
-    from adapters.verl import ENGINES
-
-    return ENGINES
-
-
-def _engine_of(words: Sequence[str]) -> list[str]:
-    """The override that chooses the engine, and with it other defaults."""
-    return [word for word in words if word.startswith("model_engine=")]
-
-
 def _composed(words: Sequence[str]) -> Any:
     """The configuration that verl's main function gets for words."""
     folder = Path(module("trainer.config").__file__).parent
     return composed(folder / "ppo_trainer.yaml", words)
-
-
-def _resolved(config: Any) -> Any:
-    from omegaconf import OmegaConf
-
-    OmegaConf.resolve(config)
-    return config
 
 
 def _validate(config: Any) -> None:
@@ -116,13 +99,7 @@ def _validate(config: Any) -> None:
     )
 
 
-def _has_critic(config: Any) -> bool:
-    """Whether there is a critic: if a user does not say, the advantage estimator decides."""
-    found: bool = module("trainer.ppo.utils").need_critic(config)
-    return found
-
-
-def _named(config: Any) -> Iterator[tuple[str, Any]]:
+def _named(config: Any, *, resolve: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield all options by their names in the record."""
-    for path, value in flattened(config).items():
+    for path, value in flattened(config, resolve=resolve).items():
         yield path.removeprefix(f"{ACTOR}."), value
