@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.batch.formulas import estimator_conventions
 from adapters.contract.job import Column, Place
 from adapters.contract.objective import FROM_REWARDS, OF_SAMPLES
+from conformance.expected.estimators import estimator_conventions
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.attached import judge_attached
 from conformance.judging.laws import (

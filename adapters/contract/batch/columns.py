@@ -12,7 +12,6 @@ from adapters.contract.batch import token_values
 from adapters.contract.batch.formulas import DERIVATIVES
 from adapters.contract.batch.sequences import Sequences
 from adapters.contract.objective import (
-    ADVANTAGE_CONSTANTS,
     CONSTANTS,
     ENTROPY_COEFFICIENT,
     FROM_REWARDS,
@@ -25,7 +24,6 @@ from adapters.contract.objective import (
     ONE_ADVANTAGE,
     Objective,
 )
-from reference.advantages import Rollouts, overlong_penalties
 from reference.aggregation import AdvantageUnit, DivergenceEstimator
 from reference.controllers import AdaptiveCoefficient
 from reference.losses import divergences, value_losses
@@ -33,18 +31,10 @@ from reference.losses.policy_losses import PolicyTokens
 from reference.losses.value_losses import ValueTokens
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from numpy.typing import NDArray
 
-    from reference.step import Step
 
 _Tokens = TypeVar("_Tokens", PolicyTokens, ValueTokens)
-
-
-def length_limit(steps: Sequence[Step]) -> int:
-    """The maximum response length in tokens; all responses are shorter."""
-    return 1 + max(int(step.response_lengths.max()) for step in steps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,40 +257,7 @@ class Columns(Sequences):
         pairs = zip(self.steps, np.split(of_rollouts, ends), strict=True)
         return np.concatenate([one if s.rewards is None else s.rewards for s, one in pairs])
 
-    @property
-    def shaped_rewards(self) -> NDArray[np.float64]:
-        """Each sample's reward after shaping, from which advantages are computed."""
-        if self.objective is not Objective.OVERLONG:
-            return self.rewards
-        lengths = np.array([len(ids) for ids in self.responses])
-        penalties = overlong_penalties(lengths, length_limit(self.steps), ADVANTAGE_CONSTANTS)
-        return self.rewards - penalties
-
     @cached_property
     def values(self) -> list[NDArray[np.float64]]:
         """A critic's value of each token."""
         return self.response_values(token_values.VALUES)
-
-    @cached_property
-    def rollouts(self) -> Rollouts:
-        """The inputs of advantages, for the tokens of all steps, flat."""
-        return Rollouts(
-            rewards=self.shaped_rewards,
-            groups=self.groups,
-            trajectories=self.trajectories,
-            rejected=np.array([self._is_rejected(index) for index in range(len(self.masks))]),
-            sample=self.sample,
-            mask=np.concatenate(self.masks),
-            values=np.concatenate(self.values),
-            divergences=-np.concatenate(self._penalising),
-        )
-
-    @property
-    def _penalising(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of the policy whose divergence is penalised in advantages."""
-        is_distilled = self.objective is Objective.DISTILLED
-        return self.teacher_log_probs if is_distilled else self.reference_log_probs
-
-    def _is_rejected(self, index: int) -> bool:
-        """Whether rejection sampling has removed all tokens of a sample."""
-        return bool(self.original_masks[index].any() and not self.masks[index].any())
