@@ -148,12 +148,21 @@ class RecordFile:
 
 def read_options(package: str, table: str = "options") -> tuple[OptionRow, ...]:
     """The rows of a package's options table: ``names``, their effect, and a ``note``."""
-    return _options(_rows(package, table))
+    return _options(read_rows(package, table))
 
 
 def read_departures(package: str, table: str = "departures") -> tuple[Departure, ...]:
     """The departures of a package's table: the kind, the difference, and ``why`` it is safe."""
-    return _departures(_rows(package, table))
+    return _departures(read_rows(package, table))
+
+
+def read_rows(package: str, table: str) -> Rows:
+    """The rows of one of a package's tables, such as ``options``, without line breaks."""
+    tables = _tables(package)
+    rows: Rows = {"options": tables.options, "departures": tables.departures}.get(table) or (
+        tables.__pydantic_extra__[table]
+    )
+    return [*map(_unwrapped, rows)]
 
 
 _NOTHING = Framework(title="", modes={}, objectives={})
@@ -292,14 +301,6 @@ def _departures(rows: Rows) -> tuple[Departure, ...]:
 
 def _unwrapped(row: Mapping[str, str]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in row.items()}
-
-
-def _rows(package: str, table: str) -> Rows:
-    tables = _tables(package)
-    rows: Rows = {"options": tables.options, "departures": tables.departures}.get(table) or (
-        tables.__pydantic_extra__[table]
-    )
-    return rows
 
 
 @cache

@@ -12,6 +12,7 @@ from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
+from adapters.contract.tables import read_rows
 from adapters.openrlhf.framework import KIND, LEVEL, LOSS_AGG_MODE
 from adapters.toolkit import worlds
 from adapters.toolkit.calls import refusals
@@ -45,20 +46,7 @@ OLDER_KINDS = {
 }
 """The type that a correction's level and mode had as one option before 0.11.2."""
 
-OLDER_NAMES = {
-    "--actor.adam.lr": "--actor_learning_rate",
-    "--actor.entropy_coef": "--entropy_loss_coef",
-    "--actor.model_name_or_path": "--pretrain",
-    "--algo.advantage.is_correction_enable": "--enable_vllm_is_correction",
-    "--algo.advantage.is_correction_threshold": "--vllm_is_truncated_threshold",
-    "--algo.advantage.is_correction_type": "--vllm_is_correction_type",
-    "--algo.kl.init_coef": "--init_kl_coef",
-    "--algo.kl.use_loss": "--use_kl_loss",
-    "--critic.adam.lr": "--critic_learning_rate",
-    "--reward.remote_url": "--remote_rm_url",
-    "--train.dynamic_batch_enable": "--use_dynamic_batch",
-    "--train.micro_batch_size": "--micro_train_batch_size",
-}
+[OLDER_NAMES] = read_rows("adapters.openrlhf", "older_names")
 """Names of options before 0.10.2; for options not listed, the last words of the newer name."""
 
 

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+TABLES = "adapters.slime_family"
+"""The package with the tables of slime and miles."""
+
 MODE = "--loss-aggregation"
 DIVISOR = "--loss-aggregation-divisor"
 OLDER_DIVISOR = "--pg-loss-divisor"
-PER_TOKEN = "--calculate-per-token-loss"
-REDUCER = "--custom-pg-loss-reducer-function-path"
 CORRECTION = "--custom-tis-function-path"
 CONFIG_FILE = "--custom-config-path"
 
@@ -92,7 +93,7 @@ EXPERTS = 4096
 """The number of experts with routing replay: at least the number of tokens of a batch."""
 
 _FILE = RecordFile(
-    "adapters.slime_family",
+    TABLES,
     settings,
     globals(),
     experts=SHARED,
