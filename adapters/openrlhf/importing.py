@@ -15,7 +15,7 @@ from unittest import mock
 from adapters.contract.tables import read_rows
 from adapters.openrlhf.framework import KIND, LEVEL, LOSS_AGG_MODE
 from adapters.toolkit import worlds
-from adapters.toolkit.calls import refusals
+from adapters.toolkit.calls import nothing, refusals
 from adapters.toolkit.imports import import_from, modules_of, provide, stub_missing
 from adapters.toolkit.settings import CommandLine
 
@@ -181,14 +181,10 @@ def _options() -> Mapping[str, Action]:
 
     try:
         with mock.patch.object(ArgumentParser, "parse_args", keep):
-            _run_script(_nothing)
+            _run_script(nothing)
     except SystemExit:
         return found
     raise LookupError(f"{SCRIPT} parses no arguments")
-
-
-def _nothing(_: Any) -> None:
-    """Do nothing, in place of the script's training function."""
 
 
 def _run_script(train: Callable[[Any], None], *words: str) -> None:

@@ -15,6 +15,7 @@ import torch
 
 from adapters.prime_rl.importing import configured, module
 from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.calls import nothing
 from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedTransformer
 
 if TYPE_CHECKING:
@@ -86,10 +87,6 @@ class PrimeRLTraining:
             return self._rank.cache[key]
 
         return cached
-
-
-def nothing(*_: object, **__: object) -> None:
-    """Do nothing."""
 
 
 WITHOUT_SERVICES: dict[str, Any] = {

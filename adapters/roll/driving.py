@@ -22,6 +22,7 @@ from adapters.contract import Job, Rank, Refused, Settings
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.roll.importing import module
+from adapters.toolkit.calls import nothing
 from adapters.toolkit.probe import token_table
 from adapters.toolkit.settings import given_values, gives_advantages, has_critic, trained_model
 from adapters.toolkit.worlds import all_gather
@@ -127,7 +128,7 @@ class RollTraining:
             "generate_schedulers": {DOMAIN: self._scheduler()},
             "val_generate_scheduler": self._scheduler(),
             "model_update_groups": [],
-            "do_checkpoint": _nothing,
+            "do_checkpoint": nothing,
         }
 
     def _clusters(self) -> dict[str, Any]:
@@ -162,7 +163,7 @@ class RollTraining:
             return self._rollouts.batch_of(global_step)
 
         ignored = ("pause_sampling", "get_scheduler_state", "shutdown")
-        calls: dict[str, Any] = {"get_batch": get_batch, **dict.fromkeys(ignored, _nothing)}
+        calls: dict[str, Any] = {"get_batch": get_batch, **dict.fromkeys(ignored, nothing)}
         remote = {name: SimpleNamespace(remote=call) for name, call in calls.items()}
         return SimpleNamespace(**remote)
 
@@ -212,10 +213,6 @@ def _requiring_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
             raise Refused(f"{function.__qualname__} declines the batch: {error}") from error
 
     return call
-
-
-def _nothing(*_: object, **__: object) -> None:
-    """A stub of calls of services that do not run."""
 
 
 @dataclass(frozen=True, kw_only=True)

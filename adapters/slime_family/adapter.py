@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from adapters.contract import Description, Layout
-    from adapters.contract.description import Convention
-    from adapters.contract.framework import Framework
+    from adapters.contract import Convention, Description, Framework, Layout
 
 
 class LineageAdapter(Adapter):

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
 
@@ -18,7 +19,7 @@ from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.engines.accelerate import Watch
 from adapters.engines.generations import Generated
-from adapters.toolkit.calls import refusals
+from adapters.toolkit.calls import nothing, refusals
 from adapters.toolkit.probe import token_table
 from adapters.toolkit.settings import gives_advantages, yaml
 from adapters.trl.framework import GRPO
@@ -201,16 +202,6 @@ def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
     return predicted(rows)[:, -made["completion_ids"].shape[1] :]
 
 
-class NoEngine:
-    """Replaces vLLM's engine, which would receive weights; nothing is generated."""
-
-    def __init__(self, **_: Any) -> None:
-        """Do nothing: there is no engine to start."""
-
-    def sync_weights(self) -> None:
-        """Do nothing: there is no engine to send weights to."""
-
-
 class GrpoTraining(GeneratingTraining):
     """One run of `GRPOTrainer`, which takes rollouts and token advantages from its user."""
 
@@ -229,8 +220,9 @@ class GrpoTraining(GeneratingTraining):
             return _parsed(self.job, chosen, Path(folder) / "config.yaml")
 
     def stubs(self) -> dict[str, Any]:
-        """Also replace vLLM's rollouts by given rollouts."""
-        return super().stubs() | {"VLLMGeneration": NoEngine}
+        """Also replace vLLM's engine, which would receive weights."""
+        engine = SimpleNamespace(sync_weights=nothing)
+        return super().stubs() | {"VLLMGeneration": lambda **_: engine}
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """Add the user's rollout function."""
