@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 from dataclasses import fields
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
@@ -26,7 +25,6 @@ SECTIONS = {"rejection_sampling.": "RejectionSamplingConfig", "reward_norm.": "N
 
 def import_areal(source: Path | None, engine: str) -> None:
     """Import AReaL's trainers of an engine's module, from the folder of a release if given."""
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _prepare()
     import_from("areal", [source] if source else [])
     _add_the_seam(engine)

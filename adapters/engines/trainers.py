@@ -23,7 +23,6 @@ ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "TORCHDYNAMO_DISABLE": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
 
@@ -31,7 +30,7 @@ ENVIRONMENT = {
 def set_environment(**further: str) -> None:
     """Set environment variables that packages read at import, unless a user has set them.
 
-    Packages then use no hub and no tokenizer threads, and compile nothing.
+    Packages then use no hub and no tokenizer threads.
     """
     for name, value in {**ENVIRONMENT, **further}.items():
         os.environ.setdefault(name, value)

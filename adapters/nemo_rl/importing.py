@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -24,7 +23,6 @@ module = imports.modules_of("nemo_rl")
 
 def import_nemo_rl(source: Path | None) -> None:
     """Import the trainers, the policy and its worker, from a checkout if given."""
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _prepare()
     imports.import_from("nemo_rl", [source] if source else [])
     for path in ("algorithms.grpo", "algorithms.sft", "models.policy.lm_policy"):

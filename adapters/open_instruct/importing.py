@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +29,6 @@ def import_open_instruct(source: Path | None) -> None:
     from adapters.engines.pretrained import SEAM
     from adapters.toolkit import cuda_on_cpu
 
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling the log-softmax takes long
     cuda_on_cpu.install()
     deepspeed.import_deepspeed()
     deepspeed.group_sequences_once()

@@ -17,6 +17,7 @@ from adapters.prime_rl.importing import configured, module
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.calls import nothing
 from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedTransformer
+from adapters.toolkit.worlds import cached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -80,13 +81,11 @@ class PrimeRLTraining:
     def _parallel_dims(self, make: Any) -> Any:
         """A cached version of ``make``: process groups are made once for all jobs of a world."""
 
-        def cached(config: Any) -> Any:
+        def made(config: Any) -> Any:
             key = "parallel_dims", config.cp, config.dp_replicate
-            if key not in self._rank.cache:
-                self._rank.cache[key] = make(config)
-            return self._rank.cache[key]
+            return cached(self._rank, key, lambda: make(config))
 
-        return cached
+        return made
 
 
 WITHOUT_SERVICES: dict[str, Any] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import sys
 import tomllib
 from functools import cache
@@ -38,7 +37,6 @@ def import_prime_rl(source: Path | None) -> None:
     """Import the trainer, from the folders of a checkout if given."""
     import torch
 
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _prepare()
     import_from("prime_rl", [source / root for root in ROOTS] if source else [])
     module("trainer.rl.train")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -63,7 +62,6 @@ def import_rlinf(source: Path | None) -> None:
     """Import RLinf's actor and its strategies, from the folder of a checkout if given."""
     from adapters.toolkit import cuda_on_cpu
 
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     cuda_on_cpu.install()
     # before renaming, as this import recreates the module transformers
     importlib.import_module("transformers.processing_utils")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 from dataclasses import is_dataclass
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
@@ -35,7 +34,6 @@ def import_roll(source: Path | None, log_probs: Function, entropies: Function) -
 
     The probe is added to the engine's functions of logits.
     """
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _prepare()
     imports.import_from("roll", [source, source / FOR_MEGATRON] if source else [])
     _write_no_log_files()

@@ -8,6 +8,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
+import os
 import sys
 import textwrap
 import types
@@ -115,6 +116,7 @@ def choices_of(kind: Any) -> list[str]:
 
 def load(adapter: Adapter, source: Path | None) -> Description:
     """Load a framework in this process and describe it, with the packages that are stubbed."""
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     adapter.load(source)
     found = adapter.describe()
     return replace(found, stubs=tuple(dict.fromkeys([*found.stubs, *STUBBED])))

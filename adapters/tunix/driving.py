@@ -41,11 +41,14 @@ LOGGED = ("loss", "kl", "pg_clipfrac")
 
 @dataclass(frozen=True)
 class Done:
-    """The observations of a run: gradients and logs of steps, and ids by device and pass."""
+    """The observations of a run: gradients and logs of steps, and ids by device and pass.
+
+    On one rank, ``passes`` are those of its device.
+    """
 
     gradients: list[NDArray[np.float32]]
     logs: list[dict[str, float]]
-    passes: list[list[NDArray[np.int64]]]
+    passes: list[Any]
 
 
 class Probe(nnx.Module):

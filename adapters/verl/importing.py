@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pickle
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -46,7 +45,6 @@ def import_verl(source: Path | None) -> None:
     verl patches TRL's value heads before it builds any model, and supports only TRL 0.27.0; newer
     releases of TRL have moved or dropped these heads.
     """
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     import_from("verl", [source] if source else [])
     module("utils.import_utils").is_trl_available = lambda: False
 
