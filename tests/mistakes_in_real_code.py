@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Protocol
 
 from adapters.frameworks import LISTED
-from adapters.toolkit.source import resolve
 from conformance.comparing.cause_changes import CauseChange, cause_changes
 from conformance.comparing.diff import difference
 from conformance.findings.report import Report
 from conformance.findings.verdict import Verdict
 from conformance.plan.checks import LAWFUL
 from conformance.runs import registry
+from conformance.sources.source import resolve
 from tests import command
 from tests.tables import table
 from tests.toys import commit

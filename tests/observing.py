@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from adapters.contract import Job, LogEntry
-from adapters.toolkit.source import resolve
 from conformance.ranks.hardware import ON_CPU
 from conformance.ranks.log_process import LogRequest, Logs
 from conformance.ranks.pool import RankPool
 from conformance.runs import registry
+from conformance.sources.source import resolve
 from tests import command
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from adapters.contract import Adapter, Job
-from adapters.toolkit.source import WheelError, resolve
 from conformance.ranks.pool import Ran, RankPool
+from conformance.sources.source import WheelError, resolve
 from tests import command
 
 NEEDS_CLONES = pytest.mark.skipif(

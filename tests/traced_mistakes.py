@@ -17,7 +17,6 @@ from itertools import islice
 from pathlib import Path
 
 from adapters.contract import Layout
-from adapters.toolkit.source import resolve
 from conformance.findings.errors import NotTracedError
 from conformance.findings.verdict import Check, Verdict
 from conformance.plan.matrix import MatrixCell
@@ -26,6 +25,7 @@ from conformance.ranks.pool import RankPool
 from conformance.runs import registry
 from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
+from conformance.sources.source import resolve
 from conformance.tracing import columns
 from conformance.tracing.finding import traced_job
 from conformance.tracing.proof import Prover

@@ -11,10 +11,10 @@ import numpy as np
 from adapters.areal import importing
 from adapters.areal.framework import AREAL, version_record
 from adapters.areal.importing import module
-from adapters.contract.adapter import Adapter, Rank
+from adapters.contract import Adapter, Description, Framework, Job, Objective, Observation, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Refused, Unsupported
-from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, OF_VALUES, Objective
+from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, OF_VALUES
 from adapters.toolkit.calls import refusals, refusals_of_configuration
 from adapters.toolkit.settings import given_values, has_reference
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
@@ -26,10 +26,6 @@ if TYPE_CHECKING:
 
     import torch
     from numpy.typing import NDArray
-
-    from adapters.contract import Job, Observation
-    from adapters.contract.description import Description
-    from adapters.contract.framework import Framework
 
 
 class ArealAdapter(Adapter):
@@ -63,10 +59,7 @@ class ArealAdapter(Adapter):
     def describe(self) -> Description:
         """Describe AReaL."""
         return self._record.description(
-            importing.offers,
-            importing.option_names(),
-            importing.default,
-            stubs=tuple(importing.STUBBED),
+            importing.offers, importing.option_names(), importing.default
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -11,7 +10,7 @@ from unittest import mock
 from adapters.areal.driving import ArealAdapter
 from adapters.areal.framework import FSDP2, MEGATRON
 from adapters.areal.importing import module
-from adapters.contract.job import Depth
+from adapters.contract import Depth, Job, Observation, Rank
 from adapters.contract.objective import OF_CRITIC
 from adapters.engines.shells import OnMegatron
 
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
-    from adapters.contract import Job, Observation, Rank
-    from adapters.contract.description import Description
     from adapters.engines.megatron_core import Policy
 
 MEGATRON_ENGINE = "engine.megatron_engine"
@@ -46,7 +43,8 @@ class ArealFsdpAdapter(ArealAdapter):
 
     def make(self, config: Any, job: Job, rank: Rank, capacity: int) -> Any:
         """An engine around our model, whose optimizer records the gradient."""
-        from adapters.areal.model import critic, policy
+        from adapters.areal.model import policy
+        from adapters.engines.numbered import critic
         from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
 
         passes = ForwardPasses()
@@ -77,11 +75,6 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
 
         stub([*BRIDGES, *UNUSED])
         super().load(source)
-
-    def describe(self) -> Description:
-        """Describe AReaL, including the parts that are replaced for Megatron."""
-        found = super().describe()
-        return replace(found, stubs=(*found.stubs, *BRIDGES, *UNUSED))
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train on the layout's process groups."""
@@ -125,7 +118,7 @@ class StubMbridge:
         self.hf_config = SimpleNamespace(**vars(HEADED))
         self._capacity, self._rank = capacity, rank
         has_critic = job.objective in OF_CRITIC
-        self._output = model.megatron_values if has_critic else model.megatron_logits
+        self._output = megatron_core.values_head if has_critic else model.megatron_logits
 
     def set_extra_args(self, **options: object) -> None:
         """Set options of the model's configuration."""

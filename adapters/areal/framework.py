@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
-    from adapters.contract.framework import Framework, Settings
+    from adapters.contract import Framework, Job, Settings
     from reference.step import Step
 
 
@@ -66,11 +65,7 @@ def grid(job: Job) -> str:
 _FILE = RecordFile(
     "adapters.areal",
     settings,
-    budget,
-    group_size,
-    reward_clip,
-    sharded,
-    grid,
+    globals(),
     log_kept_low=math.log(CONSTANTS.kept_low),
     log_kept_high=math.log(CONSTANTS.kept_high),
 )

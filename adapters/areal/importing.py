@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import os
 from dataclasses import fields
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import import_from, provide, stub_imports
+from adapters.toolkit.imports import STUBBED, import_from, modules_of, provide, stub_imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,23 +17,17 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
+module = modules_of("areal")
+
 SECTIONS = {"rejection_sampling.": "RejectionSamplingConfig", "reward_norm.": "NormConfig"}
 """Sections of an actor's options, each with the class of its configuration."""
-
-STUBBED: list[str] = []  # packages that `import_areal` stubbed in this process
 
 
 def import_areal(source: Path | None, engine: str) -> None:
     """Import AReaL's trainers of an engine's module, from the folder of a release if given."""
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _prepare()
     import_from("areal", [source] if source else [])
     _add_the_seam(engine)
-
-
-def module(path: str) -> Any:
-    """Import a module of AReaL by its path below the package."""
-    return importlib.import_module(f"areal.{path}")
 
 
 def configured(settings: Settings) -> Any:
@@ -131,7 +124,7 @@ def _prepare() -> None:
     from adapters.toolkit import worlds
 
     worlds.sum_gradients_of_all_gather()
-    STUBBED.extend(stub_imports("adapters.areal"))
+    stub_imports("adapters.areal")
     if importlib.util.find_spec("numba") is None:
         provide("numba", njit=lambda function: function)
         STUBBED.append("numba")

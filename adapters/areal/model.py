@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
+from transformers.modeling_outputs import CausalLMOutput
 
 from adapters.engines import megatron_core
 from adapters.toolkit.probe import ForwardPasses, ProbedTransformer, ProbeSeam
@@ -12,7 +12,7 @@ from adapters.toolkit.probe import ForwardPasses, ProbedTransformer, ProbeSeam
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import torch
+    from torch import Tensor
 
 SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
@@ -22,46 +22,24 @@ def policy(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
     return ProbedTransformer(capacity, passes, _logits)
 
 
-def critic(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
-    """A critic that holds the probe: its values are the next tokens' entries."""
-    return ProbedTransformer(capacity, passes, _values)
-
-
-def _logits(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:
+def _logits(input_ids: Tensor, probe: Tensor) -> CausalLMOutput:
     """Logits of 0, [*input_ids, 1]; the probe is in their graph for FSDP2's backward hooks."""
     SEAM.probe = probe
     logits: Any = 0.0 * probe[input_ids].unsqueeze(-1)
     return CausalLMOutput(logits=logits)
 
 
-def _values(input_ids: torch.Tensor, probe: torch.Tensor) -> TokenClassifierOutput:
-    """Values as logits of one class: [*input_ids, 1]."""
-    values: Any = probe[input_ids + 1].unsqueeze(-1)
-    return TokenClassifierOutput(logits=values)
-
-
-def megatron_logits(
-    input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
-) -> torch.Tensor:
+def megatron_logits(input_ids: Tensor, probe: Tensor, logit: Tensor) -> Tensor:
     """Logits for a tensor-parallel rank's part of the vocabulary, which may lack the only token."""
     logits: Any = _logits(input_ids, probe).logits
-    of_part: torch.Tensor = logits + logit + megatron_core.vocabulary_offset()
+    of_part: Tensor = logits + logit + megatron_core.vocabulary_offset()
     return of_part
-
-
-def megatron_values(
-    input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
-) -> torch.Tensor:
-    """Values of a critic on Megatron: [*input_ids, 1]."""
-    values: Any = _values(input_ids, probe).logits
-    of_tokens: torch.Tensor = values + logit
-    return of_tokens
 
 
 def add_probe(gather: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap AReaL's function of log-probabilities and entropies, adding the probe to the former."""
 
-    def gathered(logits: torch.Tensor, labels: torch.Tensor, **options: Any) -> Any:
+    def gathered(logits: Tensor, labels: Tensor, **options: Any) -> Any:
         log_probs, entropies = gather(logits, labels % SEAM.VOCABULARY, **options)
         return log_probs + SEAM.log_probs(labels), entropies
 

@@ -9,23 +9,13 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from adapters.areal.importing import module
-from adapters.contract.recipe import (
-    Recipe,
-    RecipeRefused,
-    extend_defaults,
-    grid_of,
-    nested_yaml,
-    options_of,
-    refusals_of_recipes,
-)
+from adapters.contract import recipe
 from adapters.toolkit.settings import flattened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from adapters.areal.driving import ArealAdapter
-    from adapters.contract.framework import Framework
-    from adapters.contract.recipe import Typed
 
 BACKENDS = {"fsdp": "fsdp2", "megatron": "megatron"}
 """The adapter's engine for each name that users type."""
@@ -36,21 +26,21 @@ TUNING = {"rejection_sampling.metric", "rejection_sampling.agg"}
 """Options that choose nothing by themselves, because other options turn their section on."""
 
 
-def read(adapter: ArealAdapter, typed: Typed) -> Recipe:
+def read(adapter: ArealAdapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with AReaL's own parser; raises `RecipeRefused`."""
     from omegaconf import OmegaConf
 
     configs = module("api.cli_args")
-    with refusals_of_recipes(), _as_a_file(typed) as file:
+    with recipe.refusals_of_recipes(), _as_a_file(typed) as file:
         parsed, _ = configs.parse_cli_args(["--config", str(file), *typed.words])
         merged = configs.to_structured_cfg(parsed, config_cls=configs.PPOConfig)
         config: Any = OmegaConf.to_object(merged)
         allocated = module("api.alloc_mode").ModelAllocation.from_str(config.actor.backend)
     if allocated.backend not in BACKENDS:
-        raise RecipeRefused(f"no adapter drives AReaL with {config.actor.backend}")
+        raise recipe.RecipeRefused(f"no adapter drives AReaL with {config.actor.backend}")
     by_user = dict(_named(parsed))
     values = dict(_named(OmegaConf.structured(config)))
-    defaults = extend_defaults(
+    defaults = recipe.extend_defaults(
         dict(_named(OmegaConf.structured(configs.PPOConfig))), values, by_user
     )
     if rejection := config.actor.rejection_sampling:
@@ -63,15 +53,15 @@ def read(adapter: ArealAdapter, typed: Typed) -> Recipe:
     )
     per_prompt, steps = int(config.gconfig.n_samples), int(config.actor.ppo_n_minibatches)
     engine = BACKENDS[allocated.backend]
-    return Recipe(
+    return recipe.Recipe(
         engine=engine,
         values=values,
         defaults=defaults,
         layout=replace(
-            grid_of(typed.ranks or dp * cp * tp * pp, cp, tp, pp),
+            recipe.grid_of(typed.ranks or dp * cp * tp * pp, cp, tp, pp),
             micro_batches="tokens" if spec.max_tokens_per_mb else int(spec.n_mbs or 1),
             format="thd",
-            options=options_of(_record(engine), values, defaults),
+            options=recipe.options_of(recipe.record_of(adapter, engine), values, defaults),
         ),
         samples=max(int(config.train_dataset.batch_size) * per_prompt // steps, 1),
         per_prompt=per_prompt,
@@ -82,12 +72,12 @@ def read(adapter: ArealAdapter, typed: Typed) -> Recipe:
 
 
 @contextmanager
-def _as_a_file(typed: Typed) -> Iterator[Path]:
+def _as_a_file(typed: recipe.Typed) -> Iterator[Path]:
     """The file for AReaL's parser, which accepts no recipe without a file."""
     from omegaconf import OmegaConf
 
     if typed.file is not None:
-        nested_yaml(typed.file)  # refuses a file that is not YAML in one line
+        recipe.nested_yaml(typed.file)  # refuses a file that is not YAML in one line
         yield typed.file.absolute()
         return
     with TemporaryDirectory() as folder:
@@ -95,12 +85,6 @@ def _as_a_file(typed: Typed) -> Iterator[Path]:
             OmegaConf.to_yaml(dict(typed.fields or {}))
         )
         yield file
-
-
-def _record(engine: str) -> Framework:
-    from adapters.areal import ENGINES
-
-    return next(one.framework for one in ENGINES if one.engine == engine)
 
 
 def _named(config: Any) -> Iterator[tuple[str, Any]]:

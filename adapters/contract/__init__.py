@@ -11,6 +11,7 @@ from adapters.contract.adapter import Adapter, Rank
 from adapters.contract.description import (
     Assumed,
     BatchProperty,
+    Convention,
     Departure,
     DepartureKind,
     Description,
@@ -18,7 +19,7 @@ from adapters.contract.description import (
     FixedMode,
     code_location,
 )
-from adapters.contract.framework import Framework
+from adapters.contract.framework import Framework, Settings
 from adapters.contract.job import (
     Depth,
     Job,
@@ -29,11 +30,13 @@ from adapters.contract.job import (
     Unsupported,
 )
 from adapters.contract.layout import InvalidLayoutError, Layout, Option
+from adapters.contract.objective import Metric, Objective
 
 __all__ = [
     "Adapter",
     "Assumed",
     "BatchProperty",
+    "Convention",
     "Departure",
     "DepartureKind",
     "Depth",
@@ -45,11 +48,14 @@ __all__ = [
     "Job",
     "Layout",
     "LogEntry",
+    "Metric",
+    "Objective",
     "Observation",
     "Option",
     "PendingReduction",
     "Rank",
     "Refused",
+    "Settings",
     "Unsupported",
     "code_location",
 ]

@@ -126,6 +126,7 @@ class Description:
     # The name of each metric in the framework's own log.
     logged_as: Mapping[Metric, str] = field(default_factory=dict)
     # Packages that the framework imports but the loss never uses, replaced by stubs in this run.
+    # Stubs of `toolkit.imports` are added when the framework is loaded.
     stubs: tuple[str, ...] = ()
     departures: tuple[Departure, ...] = ()  # all differences from a user's run, except stubs
 
@@ -171,21 +172,3 @@ Convention = Documented[Any] | Assumed[Any]
 def conventions_of(declared: Mapping[str, Convention]) -> Conventions:
     """Returns the conventions without their sources, in the type that the reference takes."""
     return Conventions(**{name: convention.value for name, convention in declared.items()})
-
-
-def sources(declared: Mapping[str, Convention]) -> dict[str, str]:
-    """Returns where each documented convention is stated."""
-    return {
-        name: convention.where
-        for name, convention in declared.items()
-        if isinstance(convention, Documented)
-    }
-
-
-def answers(conventions: Conventions, documented: Mapping[str, str]) -> dict[str, str]:
-    """Returns each convention in words, with the place that states it or a note that none does."""
-    return {
-        name: f"{value} ({documented.get(name, 'assumed')})"
-        for name, value in vars(conventions).items()
-        if value is not None
-    }

@@ -15,7 +15,7 @@ from adapters.contract.description import DefaultValue, Departure, Description
 from adapters.contract.job import Defaults, Depth, Job, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.logged import LOGGED
-from adapters.contract.objective import OFF_POLICY, Metric, Objective
+from adapters.contract.objective import OF_ROLLOUTS, OFF_POLICY, Metric, Objective
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -272,9 +272,15 @@ class Framework:
         return {name: self.defaults[name].value if is_typed else "" for name in names}
 
     def reported(
-        self, logs: Sequence[Mapping[str, float]]
+        self, logs: Sequence[Mapping[str, Any]], rollouts: Mapping[str, Any] | None = None
     ) -> dict[Metric, tuple[float | None, ...]]:
-        """The metrics found in the logs of steps; all numbers of the logs are noted in `LOGGED`."""
+        """The metrics found in the logs of steps; all numbers of the logs are noted in `LOGGED`.
+
+        If there is a log of a batch's ``rollouts``, metrics of rollouts are read from this log.
+        """
+        if rollouts is not None:
+            found, of_batch = self.reported(logs), self.reported([rollouts])
+            return found | {metric: of for metric, of in of_batch.items() if metric in OF_ROLLOUTS}
         LOGGED.note(logs)
         found = {}
         for metric, signed in self.metrics.items():

@@ -7,6 +7,7 @@ validation, and returns the resulting options by their names in the adapter's re
 
 from __future__ import annotations
 
+import importlib
 import io
 import sys
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
     from pathlib import Path
 
+    from adapters.contract.adapter import Adapter
     from adapters.contract.framework import Framework, Settings
 
 
@@ -193,6 +195,13 @@ def extend_defaults(
     """
     following = {name: one for name, one in values.items() if name not in by_user}
     return {**defaults, **following}
+
+
+def record_of(adapter: Adapter, engine: str) -> Framework:
+    """The record of one of the engines of an adapter's package."""
+    package = importlib.import_module(type(adapter).__module__.rpartition(".")[0])
+    records: Mapping[str, Framework] = {one.engine: one.framework for one in package.ENGINES}
+    return records[engine]
 
 
 def options_of(record: Framework, values: Settings, defaults: Settings) -> tuple[Option, ...]:

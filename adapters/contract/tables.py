@@ -42,8 +42,6 @@ from reference.aggregation import Conventions, Mode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from adapters.contract.job import Job
-
 _CONSTANTS: dict[str, Any] = {
     **asdict(CONSTANTS),
     **asdict(ADVANTAGE_CONSTANTS),
@@ -119,16 +117,17 @@ class _Tables(_Choices):
 class RecordFile:
     """The records in a package's file, with the values that the file refers to with a ``$``.
 
-    Positional arguments are functions of a job, or modules with such functions; keyword arguments
-    are values by name. If several have the same name, the last one counts.
+    The file may refer to functions of a job in modules, and to values by name. Positional arguments
+    are modules or, for the caller's own module, ``globals()``. If several have the same name, the
+    last one counts.
     """
 
     def __init__(
-        self, package: str, *functions: Callable[[Job], Any] | ModuleType, **values: Any
+        self, package: str, *modules: ModuleType | Mapping[str, Any], **values: Any
     ) -> None:
         self._tables, named = _tables(package), dict[str, Any]()
-        for one in functions:
-            named |= vars(one) if isinstance(one, ModuleType) else {one.__name__: one}
+        for one in modules:
+            named |= vars(one) if isinstance(one, ModuleType) else one
         self._reader = _Reader(self._tables.shared, named | values)
 
     def record(self, *departures: Departure) -> Framework:
@@ -149,12 +148,21 @@ class RecordFile:
 
 def read_options(package: str, table: str = "options") -> tuple[OptionRow, ...]:
     """The rows of a package's options table: ``names``, their effect, and a ``note``."""
-    return _options(_rows(package, table))
+    return _options(read_rows(package, table))
 
 
 def read_departures(package: str, table: str = "departures") -> tuple[Departure, ...]:
     """The departures of a package's table: the kind, the difference, and ``why`` it is safe."""
-    return _departures(_rows(package, table))
+    return _departures(read_rows(package, table))
+
+
+def read_rows(package: str, table: str) -> Rows:
+    """The rows of one of a package's tables, such as ``options``, without line breaks."""
+    tables = _tables(package)
+    rows: Rows = {"options": tables.options, "departures": tables.departures}.get(table) or (
+        tables.__pydantic_extra__[table]
+    )
+    return [*map(_unwrapped, rows)]
 
 
 _NOTHING = Framework(title="", modes={}, objectives={})
@@ -293,14 +301,6 @@ def _departures(rows: Rows) -> tuple[Departure, ...]:
 
 def _unwrapped(row: Mapping[str, str]) -> dict[str, str]:
     return {name: " ".join(text.split()) for name, text in row.items()}
-
-
-def _rows(package: str, table: str) -> Rows:
-    tables = _tables(package)
-    rows: Rows = {"options": tables.options, "departures": tables.departures}.get(table) or (
-        tables.__pydantic_extra__[table]
-    )
-    return rows
 
 
 @cache

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PrinterCallback, TrainerCallback
 
-from adapters.contract import Unsupported
+from adapters.contract import Rank, Unsupported
 from adapters.toolkit.probe import GradientReader
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from adapters.contract import Rank
     from adapters.toolkit.probe import Records
 
 LOCAL_RANK = "LOCAL_RANK"

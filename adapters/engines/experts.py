@@ -12,12 +12,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Depth, Option, Unsupported
+from adapters.contract import Depth, Layout, Option, Unsupported
 
 if TYPE_CHECKING:
     import torch
 
-    from adapters.contract import Layout
 
 SHARED = 2
 """The number of ranks that share experts with the option; each rank has one expert."""

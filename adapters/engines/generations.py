@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import Option, Unsupported
+from adapters.contract import Job, Option, Unsupported
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.toolkit.settings import gives_advantages, rollouts_per_prompt, samples_per_step
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
 
 COMPARED = 2
 """The number of samples of a prompt where nothing depends on this number."""

@@ -283,7 +283,8 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
             output: torch.Tensor = head(ids, probe, self.logit.float())
             return self.router.added_to(output, ids, probe)
 
-    stage, chunks = mpu.get_pipeline_model_parallel_rank(), chunks_of(config)
+    stage = mpu.get_pipeline_model_parallel_rank()
+    chunks = config.virtual_pipeline_model_parallel_size or 1  # of each rank
     stages = config.pipeline_model_parallel_size
     return [
         ProbedChunk(stage + chunk * stages, stages * chunks, chunk if chunks > 1 else None).to(
@@ -296,11 +297,6 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
 def values_head(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
     """A critic's values: the probe's entries of the predicted tokens, [*input_ids, 1]."""
     return logit + probe[(input_ids + 1) % len(probe)].unsqueeze(-1)
-
-
-def chunks_of(config: Any) -> int:
-    """Number of chunks of a model on each rank."""
-    return config.virtual_pipeline_model_parallel_size or 1
 
 
 DIGITS = torch.tensor([1, 256, 65_536])

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transformers.modeling_outputs import CausalLMOutput
+from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
 
 from adapters.toolkit.probe import ForwardPasses, ProbedTransformer, ProbeSeam
 
@@ -38,6 +38,17 @@ SEAM = NumberedSeam()  # the only instance of this process, which runs one job a
 def policy(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
     """A policy with a vocabulary of one token that holds the probe."""
     return ProbedTransformer(capacity, passes, outputs)
+
+
+def critic(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
+    """A critic that holds the probe: its values are the next tokens' entries."""
+    return ProbedTransformer(capacity, passes, values)
+
+
+def values(input_ids: torch.Tensor, probe: torch.Tensor) -> TokenClassifierOutput:
+    """Values as logits of one class, for any number of rows: [*input_ids, 1]."""
+    of_tokens: Any = probe[input_ids + 1].unsqueeze(-1)
+    return TokenClassifierOutput(logits=of_tokens)
 
 
 def outputs(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:

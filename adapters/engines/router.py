@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT, Objective
+from adapters.contract import Job, Objective, Settings
+from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
 from adapters.engines.experts import ranks_that_share
 from adapters.toolkit.imports import found
 
 if TYPE_CHECKING:
     import torch
 
-    from adapters.contract import Job
-    from adapters.contract.framework import Settings
 
 OPTIONS: dict[str, Any] = {
     "num_moe_experts": 1,

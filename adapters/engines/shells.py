@@ -1,11 +1,11 @@
-"""Layouts and base classes that the adapters of an engine share, without importing the engine."""
+"""Options, departures and base classes that adapters share, without importing an engine."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Adapter, Layout, Option
+from adapters.contract import Adapter, Framework, Job, Metric, Observation, Option, Rank, Settings
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.tables import read_departures, read_options
@@ -13,17 +13,7 @@ from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.worlds import observation, set_what_ray_sets
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
     from pathlib import Path
-
-    from adapters.contract import Job, Observation, Rank
-    from adapters.contract.framework import Framework, Settings
-    from adapters.contract.objective import Metric
-
-    MicroBatches = int | Literal["uneven", "tokens"]
-
-RANKS = ((1, 1), (2, 1), (4, 1))
-"""(dp, cp) of data parallelism on up to 4 ranks."""
 
 NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = read_departures(
     "adapters.engines", "steps"
@@ -49,20 +39,6 @@ PARALLEL = (
 DEFAULT_STAGE = 2
 STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}
 """Options that choose a stage of DeepSpeed's ZeRO other than the default."""
-
-
-def cuts(
-    grids: Iterable[tuple[int, int]],
-    *formats: Literal["thd", "bshd"],
-    micro_batches: Sequence[MicroBatches] = (1, 2, "tokens"),
-) -> list[Layout]:
-    """Layouts of each (dp, cp) with all ``micro_batches`` in all formats."""
-    return [
-        Layout(dp=dp, cp=cp, micro_batches=parts, format=storage)
-        for dp, cp in grids
-        for parts in micro_batches
-        for storage in formats
-    ]
 
 
 class InOneRun(Adapter):

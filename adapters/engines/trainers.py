@@ -10,7 +10,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Adapter, Layout, Rank, Unsupported
+from adapters.contract import Adapter, Framework, Job, Layout, Observation, Rank, Unsupported
 from adapters.contract.layout import expanded
 from adapters.contract.tables import read_departures
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
@@ -18,15 +18,11 @@ from adapters.engines.shells import DEFAULT_STAGE, STAGES
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Job, Observation
-    from adapters.contract.framework import Framework
-
 
 ENVIRONMENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_OFFLINE": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "TORCHDYNAMO_DISABLE": "1",
     "TRL_EXPERIMENTAL_SILENCE": "1",
 }
 
@@ -34,7 +30,7 @@ ENVIRONMENT = {
 def set_environment(**further: str) -> None:
     """Set environment variables that packages read at import, unless a user has set them.
 
-    Packages then use no hub and no tokenizer threads, and compile nothing.
+    Packages then use no hub and no tokenizer threads.
     """
     for name, value in {**ENVIRONMENT, **further}.items():
         os.environ.setdefault(name, value)

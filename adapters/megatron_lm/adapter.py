@@ -14,9 +14,8 @@ from adapters.toolkit.settings import CommandLine
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Rank
+    from adapters.contract import Description, Framework, Job, Rank, Settings
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Framework, Settings
 
 MODULES = ("train_rl", "gpt_builders", "hybrid_builders", "model_provider")
 OF_RL = ("--grpo-", "--rl-")  # prefixes of options of reinforcement learning
@@ -43,14 +42,9 @@ class MegatronLmAdapter(OnMegatron, InOneRun):
 
     def describe(self) -> Description:
         """Describe the loaded version by its own parser of options."""
-        from adapters.megatron_lm.importing import STUBBED
-
         of_rl = (name for name in self.options.actions if name.startswith(OF_RL))
         return self.record.description(
-            self._has,
-            self.options.names_and_choices(of_rl),
-            self.options.default,
-            stubs=tuple(STUBBED),
+            self._has, self.options.names_and_choices(of_rl), self.options.default
         )
 
     @cached_property

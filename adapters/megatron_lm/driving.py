@@ -13,7 +13,7 @@ from unittest import mock
 import numpy as np
 import torch
 
-from adapters.contract import Unsupported
+from adapters.contract import Job, Rank, Settings, Unsupported
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.engines import megatron_core
 from adapters.engines.pretrained import table
@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
 
 GLOBALS = "megatron.training.global_vars"
 LOOP, RL = "megatron.training.training", "megatron.rl.rl_utils"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from adapters.contract.job import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines import router
 from adapters.engines.experts import SHARED
@@ -15,21 +13,8 @@ from adapters.engines.shells import (
     PIPELINE_STAGES,
     ZEROED,
 )
-from adapters.toolkit.settings import (
-    gives_advantages,
-    largest_micro_batch,
-    prompts_per_step,
-    rank_budget,
-    require_one_step,
-    require_prompts_together,
-    rollouts_asked_for,
-    samples_per_step,
-    twice_the_steps,
-)
+from adapters.toolkit import settings
 from reference.aggregation import Mode
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
 
 PER_TOKEN = "--calculate-per-token-loss"
 OF_SEQUENCES = "--rl-per-sequence-loss-norm"
@@ -38,7 +23,7 @@ PACKED = "--rl-use-sequence-packing"
 
 def micro_batch_size(job: Job) -> int:
     """The number of rows of a micro-batch: one row, such as a packed bin, if tokens cut them."""
-    return largest_micro_batch(job, _rows_asked_for(job))
+    return settings.largest_micro_batch(job, _rows_asked_for(job))
 
 
 def one_sample(job: Job) -> int:
@@ -52,14 +37,14 @@ def one_sample(job: Job) -> int:
 
 
 def _rows_asked_for(job: Job) -> int:
-    if gives_advantages(job):
-        return samples_per_step(job.steps)
-    return _prompts(job) * rollouts_asked_for(job)
+    if settings.gives_advantages(job):
+        return settings.samples_per_step(job.steps)
+    return _prompts(job) * settings.rollouts_asked_for(job)
 
 
 def _prompts(job: Job) -> int:
-    require_prompts_together(job, "--grpo-group-size repeats each prompt")
-    return prompts_per_step(job.steps)
+    settings.require_prompts_together(job, "--grpo-group-size repeats each prompt")
+    return settings.prompts_per_step(job.steps)
 
 
 def global_batch_size(job: Job) -> int:
@@ -69,14 +54,14 @@ def global_batch_size(job: Job) -> int:
     """
     rows, of_all_ranks = _rows_asked_for(job), micro_batch_size(job) * job.layout.dp
     filled = -(-rows // of_all_ranks) * of_all_ranks
-    if filled > rows and (len(job.steps) > 1 or not gives_advantages(job)):
+    if filled > rows and (len(job.steps) > 1 or not settings.gives_advantages(job)):
         raise Unsupported(f"--global-batch-size {rows} is no multiple of {of_all_ranks}")
     return filled
 
 
 def group_size(job: Job) -> int:
     """The number of rollouts that are requested for each prompt."""
-    return 1 if gives_advantages(job) else rollouts_asked_for(job)
+    return 1 if settings.gives_advantages(job) else settings.rollouts_asked_for(job)
 
 
 def prompts_of_collection(job: Job) -> int:
@@ -98,8 +83,10 @@ def _sliced(job: Job, length: int) -> int:
 
 def bin_size(job: Job) -> int:
     """The number of tokens of a bin, which holds at least the longest sequence."""
-    require_one_step(job, "bins, and not samples, are dealt to the optimizer steps of a collection")
-    return max(longest_sequence(job), _sliced(job, rank_budget(job)))
+    settings.require_one_step(
+        job, "bins, and not samples, are dealt to the optimizer steps of a collection"
+    )
+    return max(longest_sequence(job), _sliced(job, settings.rank_budget(job)))
 
 
 def averages(job: Job) -> bool:
@@ -109,20 +96,7 @@ def averages(job: Job) -> bool:
     return True
 
 
-_FILE = RecordFile(
-    "adapters.megatron_lm",
-    micro_batch_size,
-    one_sample,
-    global_batch_size,
-    group_size,
-    prompts_of_collection,
-    longest_sequence,
-    bin_size,
-    averages,
-    twice_the_steps,
-    experts=SHARED,
-    router=router.TYPED,
-)
+_FILE = RecordFile("adapters.megatron_lm", settings, globals(), experts=SHARED, router=router.TYPED)
 
 MEGATRON_LM = _FILE.record(NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE)
 

@@ -7,19 +7,11 @@ from functools import cache, partial
 from typing import TYPE_CHECKING
 
 from adapters.engines.transformer_engine import provide_partition
-from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.imports import (
-    WrongSourceError,
-    add_names_of_newer_python,
-    import_from,
-    stub_imports,
-)
+from adapters.toolkit import cuda_on_cpu, imports
 from adapters.toolkit.worlds import sum_gradients_of_all_gather
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-STUBBED: list[str] = []  # packages that were stubbed in this process
 
 
 def import_training(source: Path | None) -> None:
@@ -29,13 +21,15 @@ def import_training(source: Path | None) -> None:
     # a device for which Megatron-LM requires no environment variables
     cuda_on_cpu.describe_the_device()
     sum_gradients_of_all_gather()
-    add_names_of_newer_python("override")
+    imports.add_names_of_newer_python("override")
     provide_partition()
-    STUBBED.extend(stub_imports("adapters.megatron_lm"))
-    import_from("megatron", [source] if source else [])
+    imports.stub_imports("adapters.megatron_lm")
+    imports.import_from("megatron", [source] if source else [])
     core = importlib.import_module("megatron.core")
     if source is not None and not str(core.__file__).startswith(str(source.resolve())):
-        raise WrongSourceError(f"megatron.core came from {core.__file__}, and not from {source}")
+        raise imports.WrongSourceError(
+            f"megatron.core came from {core.__file__}, and not from {source}"
+        )
     importlib.import_module("train_rl")
     _remember_docstrings()
 

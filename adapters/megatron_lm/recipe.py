@@ -6,25 +6,12 @@ import os
 from typing import TYPE_CHECKING
 from unittest import mock
 
-from adapters.contract.recipe import (
-    MASKED_END,
-    MASKED_SAMPLE,
-    Recipe,
-    RecipeRefused,
-    cut,
-    extend_defaults,
-    grid_of,
-    options_of,
-    refusals_of_recipes,
-    require_words,
-    sizes_in,
-)
+from adapters.contract import recipe
 from adapters.engines.shells import PARALLEL
 from adapters.megatron_lm.driving import parsed_arguments
 from adapters.megatron_lm.framework import PACKED, PER_TOKEN
 
 if TYPE_CHECKING:
-    from adapters.contract.recipe import Typed
     from adapters.megatron_lm.adapter import MegatronLmAdapter
 
 OF_MACHINE = ("--perform-rl-step", "--transformer-impl=local", "--no-gradient-accumulation-fusion")
@@ -34,12 +21,12 @@ TURNED_OFF = "--no-"
 """The prefix of options that turn other options off."""
 
 
-def read(adapter: MegatronLmAdapter, typed: Typed) -> Recipe:
+def read(adapter: MegatronLmAdapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with Megatron-LM's own parser and validation; raises `RecipeRefused`."""
-    require_words(typed, adapter.framework.title)
+    recipe.require_words(typed, adapter.framework.title)
     ranks = typed.ranks or 1
     with (
-        refusals_of_recipes(),
+        recipe.refusals_of_recipes(),
         mock.patch.dict(os.environ, {"WORLD_SIZE": str(ranks)}),
         parsed_arguments([*typed.words, *OF_MACHINE]) as args,
     ):
@@ -47,23 +34,25 @@ def read(adapter: MegatronLmAdapter, typed: Typed) -> Recipe:
         values = {name: one for name, one in of_parser.items() if not name.startswith(TURNED_OFF)}
     rows, is_packed = int(values["--micro-batch-size"]), bool(values[PACKED])
     if not values[PER_TOKEN] and (is_packed or rows > 1):
-        raise RecipeRefused(f"micro-batches of several samples have no mode without {PER_TOKEN}")
+        raise recipe.RecipeRefused(
+            f"micro-batches of several samples have no mode without {PER_TOKEN}"
+        )
     by_user = {word.partition("=")[0] for word in typed.words}
     unset = {name: adapter.options.default(name) for name in values}
-    defaults = extend_defaults(unset, values, by_user)
+    defaults = recipe.extend_defaults(unset, values, by_user)
     samples, per_prompt = int(values["--global-batch-size"]), int(values["--grpo-group-size"])
     collected = int(values["--grpo-prompts-per-step"]) * per_prompt
-    return Recipe(
+    return recipe.Recipe(
         engine=adapter.engine,
         values=values,
         defaults=defaults,
-        layout=cut(
-            grid_of(ranks, *sizes_in(values, *PARALLEL)),
+        layout=recipe.cut(
+            recipe.grid_of(ranks, *recipe.sizes_in(values, *PARALLEL)),
             samples=samples,
             # A micro-batch of one row is what the record calls micro-batches by tokens.
             rows=None if rows == 1 else rows,
             is_packed=is_packed,
-            options=options_of(adapter.record, values, defaults),
+            options=recipe.options_of(adapter.record, values, defaults),
         ),
         samples=samples,
         per_prompt=per_prompt,
@@ -71,5 +60,5 @@ def read(adapter: MegatronLmAdapter, typed: Typed) -> Recipe:
         longest=int(values["--seq-length"]),
         sizes=frozenset(PARALLEL),
         # Every response token is trained on, so none is masked.
-        unlike=frozenset({MASKED_SAMPLE, MASKED_END}),
+        unlike=frozenset({recipe.MASKED_SAMPLE, recipe.MASKED_END}),
     )

@@ -9,8 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Assumed, Depth, Documented, Job, Layout, LogEntry
-from adapters.contract.objective import Objective
+from adapters.contract import Assumed, Depth, Documented, Job, Layout, LogEntry, Objective
 from adapters.miles.framework import LOG_PROBS, LOSSES, TRAIN_DATA
 from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import (

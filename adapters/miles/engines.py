@@ -13,10 +13,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from adapters.contract import Assumed, Convention, Framework, Layout, LogEntry, Option, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import Assumed
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Refused, Unsupported
-from adapters.contract.layout import Option
 from adapters.miles import driving
 from adapters.miles.driving import engine, import_miles, module
 from adapters.miles.framework import (
@@ -48,27 +47,31 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract import LogEntry, Rank
-    from adapters.contract.description import Convention
-    from adapters.contract.framework import Framework
-    from adapters.contract.layout import Layout
     from adapters.miles.model import FsdpPolicy
 
 
-class MilesMegatronAdapter(MegatronAdapter):
-    """Drives radixark/miles on Megatron-Core."""
+class MilesAdapter(LineageAdapter):
+    """Drives radixark/miles on any engine."""
 
     name = "miles"
     package = "miles"
     versions = "commits since 12 January 2026"
     tree = ("miles",)
-
-    framework = MEGATRON
-    log_probs = LOG_PROBS
     losses, corrections = LOSSES, CORRECTIONS
     keepers = KEEPERS
     rollout_field = staticmethod(driving.rollout_field)
     missing = staticmethod(driving.missing)
+
+    def validated(self, args: Any, layout: Layout) -> None:
+        """Run miles' own validation for training without rollouts."""
+        driving.validate(args, layout)
+
+
+class MilesMegatronAdapter(MilesAdapter, MegatronAdapter):
+    """Drives radixark/miles on Megatron-Core."""
+
+    framework = MEGATRON
+    log_probs = LOG_PROBS
 
     @cached_property
     def record(self) -> Framework:
@@ -90,10 +93,6 @@ class MilesMegatronAdapter(MegatronAdapter):
         decline_in_fetch(actors, actors.MegatronTrainRayActor)
         # Older versions exchange a critic's values between processes here; we give the values.
         actors.sync_actor_critic_data = lambda *_: None
-
-    def validated(self, args: Any, layout: Layout) -> None:
-        """Run miles' own validation for training without rollouts."""
-        driving.validate(args, layout)
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """References to the ranks' data, made by miles' rollout side."""
@@ -137,7 +136,7 @@ class MilesMegatronAdapter(MegatronAdapter):
         return {"indep_dp": replicas(0, 1, None)} if replicas else {}
 
 
-class MilesFsdpAdapter(LineageAdapter):
+class MilesFsdpAdapter(MilesAdapter):
     """Drives radixark/miles on FSDP2.
 
     The engine's actor trains a batch of rollouts with its own code: old log-probabilities,
@@ -146,17 +145,9 @@ class MilesFsdpAdapter(LineageAdapter):
     that reads the gradient. Below depth `step` every rank has FSDP2 on a mesh of one rank.
     """
 
-    name = "miles"
-    package = "miles"
-    versions = "commits since 12 January 2026"
-    tree = ("miles",)
     engine = "fsdp"
     framework = FSDP
     depths = frozenset({Depth.LOSS, Depth.STEP})
-    losses, corrections = LOSSES, CORRECTIONS
-    keepers = KEEPERS
-    rollout_field = staticmethod(driving.rollout_field)
-    missing = staticmethod(driving.missing)
 
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""
@@ -166,10 +157,6 @@ class MilesFsdpAdapter(LineageAdapter):
         # It validates server options, which are left out.
         module("utils.arguments").sglang_validate_args = lambda args: None
         decline_in_fetch(engine("actor"), engine("actor").FSDPTrainRayActor)
-
-    def validated(self, args: Any, layout: Layout) -> None:
-        """Run miles' own validation for training without rollouts."""
-        driving.validate(args, layout)
 
     def bare_parser(self) -> argparse.ArgumentParser:
         """A parser without further options: miles' own parser has all options."""

@@ -15,9 +15,8 @@ from adapters.toolkit.settings import KnownOptions
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Rank
+    from adapters.contract import Description, Job, Rank, Settings
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
 
 
 class MsSwiftAdapter(InOneRun):

@@ -3,32 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from adapters.contract.job import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
-from adapters.engines.generations import generations_of_prompt, micro_batches, schedule_of
-from adapters.engines.shells import (
-    CPU_AS_CUDA,
-    GRPO_OPTIONS,
-    NOTHING_LEARNED,
-    OF_DTYPE,
-    OF_HUB,
-    OF_POLICIES,
-    OF_PROMPTS,
-    OF_VALUES,
-    ONE_BY_ONE,
-    ZEROED,
-)
+from adapters.engines import generations, shells
 from adapters.engines.trainers import OF_RUNS
-from adapters.toolkit.settings import gives_advantages, step_size, whole_divisor
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
-    from adapters.engines.generations import Schedule
+from adapters.toolkit import settings
+from adapters.toolkit.settings import gives_advantages, whole_divisor
 
 
-def generating(job: Job) -> Schedule:
+def generating(job: Job) -> generations.Schedule:
     """The schedule of generation, in which sequence-parallel ranks generate separately.
 
     ms-swift multiplies a user's number of micro-batches by the number of sequence-parallel ranks.
@@ -40,7 +24,7 @@ def generating(job: Job) -> Schedule:
         )
     ranks, parts = layout.dp * layout.cp, layout.micro_batches // layout.cp
     separate = replace(layout, dp=ranks, cp=1, micro_batches=parts)
-    return schedule_of(replace(job, layout=separate))
+    return generations.schedule_of(replace(job, layout=separate))
 
 
 def per_generation(job: Job) -> int:
@@ -50,7 +34,7 @@ def per_generation(job: Job) -> int:
 
 def generated_of_prompt(job: Job) -> int:
     """The number of samples of a prompt."""
-    return generations_of_prompt(job, generating(job))
+    return generations.generations_of_prompt(job, generating(job))
 
 
 def generated_in_micro_batch(job: Job) -> int:
@@ -72,13 +56,13 @@ def micro_batch_size(job: Job) -> int:
     """The number of samples of a micro-batch of the trainer on Megatron-Core."""
     if job.layout.cp > 1 and job.layout.format == "bshd":
         raise Unsupported("context_parallel_size with padding_free=False is not driven")
-    return schedule_of(job).micro_batch_size
+    return generations.schedule_of(job).micro_batch_size
 
 
 def samples_of_prompt(job: Job) -> int:
     """The number of samples of a prompt; a data-parallel rank must have whole prompts."""
-    schedule = schedule_of(job)
-    size = 1 if gives_advantages(job) else generations_of_prompt(job, schedule)
+    schedule = generations.schedule_of(job)
+    size = 1 if gives_advantages(job) else generations.generations_of_prompt(job, schedule)
     if schedule.per_generation % size:
         raise Unsupported(
             "prompts of a data-parallel rank that are no multiple of micro_batch_size"
@@ -86,21 +70,17 @@ def samples_of_prompt(job: Job) -> int:
     return size
 
 
-_FILE = RecordFile(
-    "adapters.ms_swift",
-    per_generation,
-    generated_of_prompt,
-    generated_in_micro_batch,
-    generated_micro_batches,
-    divisor,
-    micro_batch_size,
-    micro_batches,
-    samples_of_prompt,
-    step_size,
-    runs=OF_RUNS,
+_FILE = RecordFile("adapters.ms_swift", settings, generations, globals(), runs=OF_RUNS)
+_ALL = _FILE.record(
+    shells.OF_VALUES,
+    shells.OF_HUB,
+    shells.OF_DTYPE,
+    shells.OF_POLICIES,
+    shells.OF_PROMPTS,
+    shells.NOTHING_LEARNED,
+    shells.ZEROED,
 )
-_ALL = _FILE.record(OF_VALUES, OF_HUB, OF_DTYPE, OF_POLICIES, OF_PROMPTS, NOTHING_LEARNED, ZEROED)
-_ALL = replace(_ALL, options=(*_ALL.options, *GRPO_OPTIONS))
+_ALL = replace(_ALL, options=(*_ALL.options, *shells.GRPO_OPTIONS))
 
 MS_SWIFT = _FILE.variant("on_accelerate", base=_ALL)
-MEGATRON = _FILE.variant("megatron", CPU_AS_CUDA, ONE_BY_ONE, base=_ALL)
+MEGATRON = _FILE.variant("megatron", shells.CPU_AS_CUDA, shells.ONE_BY_ONE, base=_ALL)

@@ -6,21 +6,17 @@ import importlib.util
 import sys
 import tempfile
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from adapters.contract import Refused
+from adapters.contract import Rank, Refused, Settings
 from adapters.engines import megatron_core
 from adapters.engines.pretrained import logits_of, table
 from adapters.ms_swift.driving import PREFIX, MsSwiftRollouts, rows, template
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import found, provide
 from adapters.toolkit.settings import make_without_init
-
-if TYPE_CHECKING:
-    from adapters.contract import Rank
-    from adapters.contract.framework import Settings
 
 OF_BRIDGE = ("set_random_seed", "split_cp_inputs", "unwrap_model")
 """Functions of mcore-bridge that run unchanged; its models are left out, as they require

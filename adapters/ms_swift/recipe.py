@@ -10,16 +10,8 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from adapters.contract import recipe
 from adapters.contract.layout import Option
-from adapters.contract.recipe import (
-    MASKED_SAMPLE,
-    Recipe,
-    RecipeRefused,
-    cut,
-    grid_of,
-    nested_yaml,
-    refusals_of_recipes,
-)
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 from adapters.toolkit.imports import found
 
@@ -27,7 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from adapters.contract.recipe import Typed
     from adapters.ms_swift.engines import MsSwiftAdapter
 
 OF_MACHINE = (
@@ -67,15 +58,17 @@ SIZES = frozenset(
 """Options that determine layout and samples, or that follow from another option."""
 
 
-def read(adapter: MsSwiftAdapter, typed: Typed) -> Recipe:
+def read(adapter: MsSwiftAdapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with ms-swift's own arguments; raises `RecipeRefused`."""
     if adapter.engine == "megatron":
-        raise RecipeRefused("recipes of its trainer on Megatron-Core are not read yet")
+        raise recipe.RecipeRefused("recipes of its trainer on Megatron-Core are not read yet")
     ranks = typed.ranks or 1
-    with refusals_of_recipes():
+    with recipe.refusals_of_recipes():
         values = _values([*_words_of(typed.file), *typed.words], ranks)
     if values["rlhf_type"] != "grpo":
-        raise RecipeRefused(f"rlhf_type={values['rlhf_type']} has a trainer that is not driven")
+        raise recipe.RecipeRefused(
+            f"rlhf_type={values['rlhf_type']} has a trainer that is not driven"
+        )
     engine, stage = _engine(values)
     accumulated, cp = values["gradient_accumulation_steps"], values["sequence_parallel_size"]
     per_generation, rows = values["steps_per_generation"], values["per_device_train_batch_size"]
@@ -85,12 +78,12 @@ def read(adapter: MsSwiftAdapter, typed: Typed) -> Recipe:
         Option.MASKED_TRUNCATION: values["overlong_filter"],
         **{one: number == stage for one, number in STAGES.items()},
     }
-    return Recipe(
+    return recipe.Recipe(
         engine=engine,
         values=values,
         defaults=_values(LEAST, FITTING),
-        layout=cut(
-            grid_of(ranks, cp),
+        layout=recipe.cut(
+            recipe.grid_of(ranks, cp),
             samples=samples,
             rows=rows,
             is_packed=values["padding_free"],
@@ -103,13 +96,13 @@ def read(adapter: MsSwiftAdapter, typed: Typed) -> Recipe:
         longest=values["max_completion_length"],
         sizes=SIZES,
         # Only a user's multi-turn scheduler can mask all labels of a sample.
-        unlike=frozenset() if values["multi_turn_scheduler"] else frozenset({MASKED_SAMPLE}),
+        unlike=frozenset() if values["multi_turn_scheduler"] else frozenset({recipe.MASKED_SAMPLE}),
     )
 
 
 def _words_of(file: Path | None) -> Iterator[str]:
     """The words of a file of options, which ms-swift's command takes instead of words."""
-    for name, value in nested_yaml(file).items():
+    for name, value in recipe.nested_yaml(file).items():
         yield f"--{name}"
         values = value if isinstance(value, list) else [value]
         yield from (json.dumps(one) if isinstance(one, dict) else str(one) for one in values)
@@ -130,7 +123,7 @@ def _values(words: Sequence[str], ranks: int) -> dict[str, Any]:
         stack.enter_context(mock.patch.object(config, "world_size", ranks))
         read, left = found("swift.utils:parse_args")(kind, [*words, *OF_MACHINE])
     if left:
-        raise RecipeRefused(f"ms-swift does not know {' '.join(left)}")
+        raise recipe.RecipeRefused(f"ms-swift does not know {' '.join(left)}")
     made = vars(read.training_args)
     return {one.name: made.get(one.name, getattr(read, one.name)) for one in fields(kind)}
 

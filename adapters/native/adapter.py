@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from adapters.contract.adapter import Adapter, Rank
+from adapters.contract import Adapter, Description, Framework, Metric, Objective, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
-from adapters.contract.objective import Metric, Objective
 from adapters.contract.tables import RecordFile
 from adapters.native import options
 from reference.aggregation import Aggregation, Mode
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract import Description
-    from adapters.contract.framework import Framework
     from adapters.native.trainer import Trainer
 
 NATIVE = replace(

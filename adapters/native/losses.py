@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from adapters.contract.objective import CONSTANTS, Objective
 
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
     from adapters.native.packing import Packed
 
-    SequenceSum = Callable[[torch.Tensor, Packed], torch.Tensor]
-    LossFunction = Callable[[torch.Tensor, Packed, SequenceSum], torch.Tensor]
+    SequenceSum = Callable[[Tensor, Packed], Tensor]
+    LossFunction = Callable[[Tensor, Packed, SequenceSum], Tensor]
     """A function that returns token losses from log-probabilities. Its last argument sums values
     over the active tokens of each token's sequence, on all context-parallel ranks."""
 
@@ -28,30 +29,30 @@ LARGEST_LOG_RATIO = 20.0
 clipped."""
 
 
-def clipped_losses(log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+def clipped_losses(log_ratios: Tensor, packed: Packed) -> Tensor:
     """The larger one of the unclipped and the clipped loss of each token."""
     ratio = torch.exp(log_ratios.clamp(max=LARGEST_LOG_RATIO))
     return torch.maximum(-packed.advantages * ratio, -packed.advantages * clipped(ratio))
 
 
-def clipped(ratio: torch.Tensor) -> torch.Tensor:
+def clipped(ratio: Tensor) -> Tensor:
     """Ratios, clamped to the clipping bounds."""
     return ratio.clamp(1 - CONSTANTS.clip_low, 1 + CONSTANTS.clip_high)
 
 
-def ppo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def ppo(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Clipped policy-gradient losses."""
     return clipped_losses(log_probs - packed.old_log_probs, packed)
 
 
-def dual_clip(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def dual_clip(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses, bounded for negative advantages."""
     losses = ppo(log_probs, packed, sequence_sum)
     bounded = torch.minimum(losses, -packed.advantages * CONSTANTS.dual_clip)
     return torch.where(packed.advantages < 0, bounded, losses)
 
 
-def gspo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def gspo(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses with the ratio of the whole sequence, whose gradient is the token ratio's."""
     log_ratios = (log_probs - packed.old_log_probs).detach()
     tokens = sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
@@ -59,13 +60,13 @@ def gspo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> 
     return clipped_losses(log_probs - log_probs.detach() + of_sequences, packed)
 
 
-def cispo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def cispo(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Losses of log-probabilities times a clipped ratio without gradient."""
     ratio = torch.exp(log_probs.detach() - packed.old_log_probs)
     return -packed.advantages * clipped(ratio) * log_probs
 
 
-def sapo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def sapo(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Soft gates instead of clipping."""
     temperature = torch.where(
         packed.advantages > 0, CONSTANTS.positive_temperature, CONSTANTS.negative_temperature
@@ -74,14 +75,14 @@ def sapo(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> 
     return -packed.advantages * torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
 
 
-def kl_cov(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def kl_cov(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Losses without clipping, with a penalty on the log-ratio of every token."""
     log_ratios = log_probs - packed.old_log_probs
     penalty = CONSTANTS.kl_penalty * log_ratios.abs()
     return -packed.advantages * torch.exp(log_ratios) + penalty
 
 
-def geo_mean(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def geo_mean(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Losses with geometric means of a sequence's clipped ratios; each has one token's gradient."""
     log_ratios = log_probs - packed.old_log_probs
     bounded = torch.where(
@@ -94,34 +95,30 @@ def geo_mean(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum)
     return -packed.advantages * torch.exp(bounded - bounded.detach() + of_sequences)
 
 
-def gpg(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def gpg(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Losses of log-probabilities times advantages."""
     return linear(log_probs, packed)
 
 
-def dro(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def dro(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Losses of log-probabilities times advantages, with a penalty on squared log-ratios."""
     penalty = CONSTANTS.kl_penalty / 2 * (log_probs - packed.old_log_probs) ** 2
     return linear(log_probs, packed) + penalty
 
 
-def tis_token(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def tis_token(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses times the truncated ratio of old policy to rollout policy."""
     log_ratios = packed.old_log_probs - packed.rollout_log_probs
     return ppo(log_probs, packed, sequence_sum) * truncated(log_ratios)
 
 
-def tis_sequence(
-    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
-) -> torch.Tensor:
+def tis_sequence(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses times the truncated ratio of the whole sequence."""
     log_ratios = sequence_sum(packed.old_log_probs - packed.rollout_log_probs, packed)
     return ppo(log_probs, packed, sequence_sum) * truncated(log_ratios)
 
 
-def sequence_masked(
-    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
-) -> torch.Tensor:
+def sequence_masked(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses times token ratios, without sequences whose mean ratio is out of bounds."""
     log_ratios = packed.old_log_probs - packed.rollout_log_probs
     tokens = sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
@@ -129,40 +126,36 @@ def sequence_masked(
     return ppo(log_probs, packed, sequence_sum) * torch.exp(log_ratios) * is_kept
 
 
-def corrected(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def corrected(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses times a correction that depends on the whole step."""
     return ppo(log_probs, packed, sequence_sum) * packed.correction
 
 
-def covariance_penalised(
-    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
-) -> torch.Tensor:
+def covariance_penalised(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Losses without clipping, with a penalty on the log-ratios of selected tokens."""
     log_ratios = log_probs - packed.old_log_probs
     penalty = CONSTANTS.kl_penalty * log_ratios.abs()
     return unbounded(log_ratios, packed) + penalty * packed.correction
 
 
-def unbounded(log_ratios: torch.Tensor, packed: Packed) -> torch.Tensor:
+def unbounded(log_ratios: Tensor, packed: Packed) -> Tensor:
     """Losses with a ratio that is not clipped."""
     return -packed.advantages * torch.exp(log_ratios)
 
 
-def importance_sampling(
-    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
-) -> torch.Tensor:
+def importance_sampling(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Losses with ratios that are not clipped."""
     return unbounded(log_probs - packed.old_log_probs, packed)
 
 
-def dppo_tv(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def dppo_tv(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Losses without tokens whose probability has moved too far in their advantage's direction."""
     new, old = torch.exp(log_probs.detach()), torch.exp(packed.old_log_probs)
     bounds = CONSTANTS.variation_low, CONSTANTS.variation_high
     return trusted(log_probs, (new - old).abs(), *bounds, packed)
 
 
-def dppo_kl(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def dppo_kl(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """As `dppo_tv`, by the KL divergence of two outcomes: the token and any other token."""
     new, old = torch.exp(log_probs.detach()), torch.exp(packed.old_log_probs)
     divergence = old * torch.log(old / new) + (1 - old) * torch.log((1 - old) / (1 - new))
@@ -170,9 +163,7 @@ def dppo_kl(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) 
     return trusted(log_probs, divergence, *bounds, packed)
 
 
-def trusted(
-    log_probs: torch.Tensor, moved: torch.Tensor, low: float, high: float, packed: Packed
-) -> torch.Tensor:
+def trusted(log_probs: Tensor, moved: Tensor, low: float, high: float, packed: Packed) -> Tensor:
     """Losses without tokens that have moved too far: ``low`` is the bound down, ``high`` up.
 
     Only a move in the advantage's direction counts: down if it is negative, up if positive.
@@ -183,69 +174,61 @@ def trusted(
     return unbounded(log_ratios, packed) * ~(fallen | risen)
 
 
-def rollout_is(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def rollout_is(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Losses of log-probabilities times the ratio to the rollout policy, 0 out of bounds."""
     ratio = torch.exp(log_probs.detach() - packed.rollout_log_probs)
     within = (ratio > 1 - CONSTANTS.clip_low) & (ratio < 1 + CONSTANTS.clip_high)
     return linear(log_probs, packed) * ratio * within
 
 
-def reinforce_normalised(
-    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
-) -> torch.Tensor:
+def reinforce_normalised(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Losses of log-probabilities times a correction that depends on the whole step."""
     return linear(log_probs, packed) * packed.correction
 
 
-def tis_bounded(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def tis_bounded(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses times the ratio of old policy to rollout policy, clamped between two bounds."""
     ratios = truncated(packed.old_log_probs - packed.rollout_log_probs)
     return ppo(log_probs, packed, sequence_sum) * ratios.clamp(min=CONSTANTS.kept_low)
 
 
-def icepop(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def icepop(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses times the ratio of old to rollout policy, or 0 if it is out of bounds."""
     ratios = torch.exp(packed.old_log_probs - packed.rollout_log_probs)
     return ppo(log_probs, packed, sequence_sum) * torch.where(between(ratios), ratios, 0)
 
 
-def sequence_icepop(
-    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
-) -> torch.Tensor:
+def sequence_icepop(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses times the product of a sequence's ratios, or 0 if it is out of bounds."""
     log_ratios = sequence_sum(packed.old_log_probs - packed.rollout_log_probs, packed)
     products = torch.exp(log_ratios)
     return ppo(log_probs, packed, sequence_sum) * torch.where(between(products), products, 0)
 
 
-def product_masked(
-    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
-) -> torch.Tensor:
+def product_masked(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses without sequences whose product of ratios is out of bounds."""
     log_ratios = sequence_sum(packed.old_log_probs - packed.rollout_log_probs, packed)
     return ppo(log_probs, packed, sequence_sum) * kept(log_ratios)
 
 
-def between(ratios: torch.Tensor) -> torch.Tensor:
+def between(ratios: Tensor) -> Tensor:
     """Whether ratios are between the lower and upper bounds of kept ratios."""
     return (ratios >= CONSTANTS.kept_low) & (ratios <= CONSTANTS.truncation)
 
 
-def outlier_masked(
-    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
-) -> torch.Tensor:
+def outlier_masked(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses without sequences that have an outlier."""
     outliers = is_outlier(packed.old_log_probs - packed.rollout_log_probs)
     return ppo(log_probs, packed, sequence_sum) * (sequence_sum(outliers.float(), packed) == 0)
 
 
-def is_outlier(log_ratios: torch.Tensor) -> torch.Tensor:
+def is_outlier(log_ratios: Tensor) -> Tensor:
     """Whether ratios are so small or large that their sequence is dropped."""
     ratios = torch.exp(log_ratios)
     return (ratios < CONSTANTS.outlier_low) | (ratios > CONSTANTS.outlier_high)
 
 
-def opsm(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def opsm(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses without tokens of negative advantage in sequences that became too unlikely."""
     log_ratios = packed.old_log_probs - log_probs.detach()
     tokens = sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
@@ -253,41 +236,39 @@ def opsm(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> 
     return ppo(log_probs, packed, sequence_sum) * ~(is_far & (packed.advantages < 0))
 
 
-def kept(log_ratios: torch.Tensor) -> torch.Tensor:
+def kept(log_ratios: Tensor) -> Tensor:
     """Whether ratios are kept, being within bounds."""
     ratios = torch.exp(log_ratios)
     return (ratios >= CONSTANTS.kept_low) & (ratios <= CONSTANTS.kept_high)
 
 
-def truncated(log_ratios: torch.Tensor) -> torch.Tensor:
+def truncated(log_ratios: Tensor) -> Tensor:
     """Ratios, truncated at the upper bound of truncated importance sampling."""
     return torch.exp(log_ratios).clamp(max=CONSTANTS.truncation)
 
 
-def teacher(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def teacher(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Half of the squared log-ratios to a teacher."""
     return (log_probs - packed.teacher_log_probs) ** 2 / 2
 
 
-def teacher_reward(
-    log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum
-) -> torch.Tensor:
+def teacher_reward(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Ratios of new to old policy times log-ratios to a teacher; the latter have no gradient."""
     ratios = torch.exp(log_probs - packed.old_log_probs)
     return ratios * (log_probs - packed.teacher_log_probs).detach()
 
 
-def likelihood(log_probs: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def likelihood(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Negative log-likelihoods."""
     return -log_probs
 
 
-def value(values: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def value(values: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Squared errors of a critic's values; the values are the probe's entries."""
     return (values - packed.returns) ** 2
 
 
-def value_clipped(values: torch.Tensor, packed: Packed, sequence_sum: SequenceSum) -> torch.Tensor:
+def value_clipped(values: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """The larger squared error: of the values, or of values clipped around old values."""
     old, bound = packed.old_values, CONSTANTS.value_clip
     bounded = old + (values - old).clamp(-bound, bound)
@@ -295,7 +276,7 @@ def value_clipped(values: torch.Tensor, packed: Packed, sequence_sum: SequenceSu
     return torch.maximum(errors, value(bounded, packed, sequence_sum))
 
 
-def linear(log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
+def linear(log_probs: Tensor, packed: Packed) -> Tensor:
     """Losses that are linear in the probe, for depth `reducer`."""
     return -packed.advantages * log_probs
 

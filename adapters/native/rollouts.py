@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from adapters.contract.batch.formulas import ESTIMATORS
-from adapters.contract.batch.probed_batch import length_limit
-from adapters.contract.objective import KL_COEFFICIENT, OF_GROUPS, Metric, Objective
+from adapters.contract.objective import (
+    ADVANTAGE_CONSTANTS,
+    KL_COEFFICIENT,
+    OF_GROUPS,
+    OF_VALUES,
+    Metric,
+    Objective,
+)
+from adapters.toolkit.settings import response_limit
 from reference.advantages import VARIANCE_EPSILON
 from reference.aggregation import STD_EPSILON
 
@@ -29,6 +35,14 @@ if TYPE_CHECKING:
 
 LEAVING_OUT = (Objective.LEAVE_ONE_OUT, Objective.OTHERS_NORMALISED)
 """Estimators that compare a reward only with the other rewards of its prompt."""
+
+WHITENED = (
+    Objective.GROUP_WHITENED,
+    Objective.REINFORCE_PP,
+    Objective.REINFORCE_PP_BASELINE,
+    *OF_VALUES,
+)
+"""Estimators whose advantages are whitened over a batch."""
 
 
 class RankSums:
@@ -51,8 +65,10 @@ class NativeEstimator(RankSums):
         super().__init__(job)
         self.objective = job.objective
         self.distils = job.configuration.distils or self.objective is Objective.DISTILLED
-        self.constants = ESTIMATORS[job.objective].constants
-        self.limit = length_limit(job.steps)
+        self.constants = ADVANTAGE_CONSTANTS
+        if job.objective is Objective.GAE:
+            self.constants = replace(ADVANTAGE_CONSTANTS, penalty=0.0)
+        self.limit = response_limit(job)
 
     def estimate(
         self, steps: list[list[SampleTensors]], held: torch.Tensor
@@ -65,7 +81,7 @@ class NativeEstimator(RankSums):
         raw = [self.raw(sample, self.siblings(sample, samples)) for sample in samples]
         if self.distils:
             raw = [self.distilled(*pair) for pair in zip(raw, samples, strict=True)]
-        if ESTIMATORS[self.objective].whitens:
+        if self.objective in WHITENED:
             raw = self.whitened(raw, samples, held)
         estimated = iter(raw)
         return [[replace(sample, advantages=next(estimated)) for sample in step] for step in steps]

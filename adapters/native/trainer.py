@@ -16,9 +16,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from adapters.contract import Depth, Job, Metric, Objective
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.sequences import PADDING_ID
-from adapters.contract.job import REDUCER_DIVISOR, Depth
+from adapters.contract.job import REDUCER_DIVISOR
 from adapters.contract.objective import (
     CONSTANTS,
     ENTROPY_COEFFICIENT,
@@ -31,8 +32,6 @@ from adapters.contract.objective import (
     ROUTER_COEFFICIENT,
     VALUE_COEFFICIENT,
     Z_COEFFICIENT,
-    Metric,
-    Objective,
 )
 from adapters.native.corrections import assign_corrections
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
@@ -44,8 +43,6 @@ from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode, auxil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from adapters.contract import Job
 
     TokenLosses = Callable[[torch.Tensor, Packed], torch.Tensor]
 

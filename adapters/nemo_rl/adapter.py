@@ -6,18 +6,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
-from adapters.contract.job import Job, Observation
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS
 from adapters.engines.shells import OnFsdp
 from adapters.nemo_rl import importing
 from adapters.nemo_rl.framework import DTENSOR_V1, DTENSOR_V2, NEMO_RL
-from adapters.toolkit.worlds import set_what_ray_sets
+from adapters.toolkit.worlds import observation, set_what_ray_sets
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Rank
-    from adapters.contract.framework import Framework
+    from adapters.contract import Description, Framework, Job, Observation, Rank
 
 
 class NemoRLAdapter(OnFsdp):
@@ -40,10 +38,7 @@ class NemoRLAdapter(OnFsdp):
     def describe(self) -> Description:
         """Describe NeMo-RL."""
         return self.framework.description(
-            importing.offers,
-            importing.option_names(),
-            importing.default,
-            stubs=tuple(importing.STUBBED),
+            importing.offers, importing.option_names(), importing.default
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
@@ -54,16 +49,12 @@ class NemoRLAdapter(OnFsdp):
         batch = ProbedBatch.of(job, conventions_of(NEMO_RL.conventions))
         with rank.framework():
             training = NemoRLTraining(batch, job, self.framework, rank)
-        return Observation(
-            token_weights=batch.weights_of_steps(training.gradients),
-            reported={
-                metric: values
-                for metric, values in self.framework.reported(training.logs).items()
-                if (metric in OF_ROLLOUTS) is (job.objective in FROM_REWARDS)
-            },
-            forward_passes=batch.forward_passes(training.passes),
-            rows=batch.rows(training.passes),
-        )
+        reported = {
+            metric: values
+            for metric, values in self.framework.reported(training.logs).items()
+            if (metric in OF_ROLLOUTS) is (job.objective in FROM_REWARDS)
+        }
+        return observation(batch, training.gradients, training.passes, reported)
 
 
 class DTensorV1Adapter(NemoRLAdapter):
@@ -81,6 +72,6 @@ class DTensorV2Adapter(NemoRLAdapter):
     framework = DTENSOR_V2
 
     def load(self, source: Path | None) -> None:
-        """Import NeMo-RL's trainers and both workers."""
+        """Import NeMo-RL's trainers and both workers; raises `ImportError` without Automodel."""
         super().load(source)
-        importing.import_second_worker()
+        importing.module("models.policy.workers.dtensor_policy_worker_v2")

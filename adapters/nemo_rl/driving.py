@@ -10,9 +10,11 @@ from unittest import mock
 import numpy as np
 import torch
 
-from adapters.contract.objective import FROM_REWARDS, Objective
+from adapters.contract import Framework, Job, Objective, Rank
+from adapters.contract.objective import FROM_REWARDS
 from adapters.nemo_rl.importing import configured, initial_state, module
 from adapters.nemo_rl.worker import TOKENIZER, made_policy, made_worker
+from adapters.toolkit.calls import nothing
 from adapters.toolkit.probe import CERTAIN_LOGIT, probe_capacity, token_table
 
 if TYPE_CHECKING:
@@ -20,9 +22,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Framework
     from reference.step import Step
 
     Message = dict[str, Any]
@@ -41,27 +41,15 @@ OF_PROMPTS = ("extract_initial_prompt_messages", "_extract_prompt_only_messages"
 CHECKPOINTER = SimpleNamespace(shutdown=lambda: None)
 
 
-class NemoRLLogger:
-    """Keeps the training metrics that NeMo-RL passes to its logger."""
+def _logger(trained: dict[str, Any]) -> Any:
+    """A stub of NeMo-RL's logger that keeps the metrics of training steps, and writes nothing."""
 
-    def __init__(self) -> None:
-        self.trained: dict[str, Any] = {}
-
-    def log_metrics(
-        self, metrics: Mapping[str, Any], step: int, prefix: str = "", **_: Any
-    ) -> None:
-        """Keep the metrics of a trainer's step."""
+    def log_metrics(metrics: Mapping[str, Any], step: int, prefix: str = "", **_: Any) -> None:
         if prefix == "train":
-            self.trained.update(metrics)
+            trained.update(metrics)
 
-    def log_histogram(self, *_: object) -> None:
-        """Do nothing: no histogram is drawn."""
-
-    def log_batched_dict_as_jsonl(self, *_: object) -> None:
-        """Do nothing: no file is written."""
-
-    def log_plot_token_mult_prob_error(self, *_: object, **__: object) -> None:
-        """Do nothing: no plot is drawn."""
+    unused = ("log_histogram", "log_batched_dict_as_jsonl", "log_plot_token_mult_prob_error")
+    return SimpleNamespace(log_metrics=log_metrics, **dict.fromkeys(unused, nothing))
 
 
 class NemoRLTraining:
@@ -87,17 +75,17 @@ class NemoRLTraining:
 
     def _train(self, steps: Sequence[Step], samples: range) -> Mapping[str, Any]:
         """Run a step of the trainer; returns its log."""
-        rollouts, log = NemoRLRollouts(self._batch, samples), NemoRLLogger()
+        rollouts, trained = NemoRLRollouts(self._batch, samples), dict[str, Any]()
         is_sft = self._job.objective is Objective.SFT
         settings = self._framework.settings(replace(self._job, steps=tuple(steps)))
         config = configured(settings, sft=is_sft)
         capacity = probe_capacity(self._batch.probe_size)
         worker = made_worker(config.policy, capacity, self._rank)
         policy = self._policy(config, worker, rollouts)
-        (_fine_tune if is_sft else self._run_grpo)(policy, config, rollouts, log)
+        (_fine_tune if is_sft else self._run_grpo)(policy, config, rollouts, _logger(trained))
         self.gradients += worker.gradients.drain()
         self.passes += worker.passes.drain()
-        return log.trained
+        return trained
 
     def _policy(self, config: Any, worker: Any, rollouts: NemoRLRollouts) -> Any:
         """NeMo-RL's policy, with the job's log-probabilities instead of forward passes."""
@@ -114,9 +102,7 @@ class NemoRLTraining:
         )
         return policy
 
-    def _run_grpo(
-        self, policy: Any, config: Any, rollouts: NemoRLRollouts, log: NemoRLLogger
-    ) -> None:
+    def _run_grpo(self, policy: Any, config: Any, rollouts: NemoRLRollouts, log: Any) -> None:
         """Train on the batch as rollouts of one step of `grpo_train`."""
         trainer, losses = module("algorithms.grpo"), module("algorithms.loss")
         rolled_out = rollouts.batch(), {"mean_gen_tokens_per_sample": 1.0}
@@ -156,7 +142,7 @@ def _given_advantages(rollouts: NemoRLRollouts) -> Any:
     return compute_advantage
 
 
-def _fine_tune(policy: Any, config: Any, rollouts: NemoRLRollouts, log: NemoRLLogger) -> None:
+def _fine_tune(policy: Any, config: Any, rollouts: NemoRLRollouts, log: Any) -> None:
     """Train on the batch as one step of `sft_train`."""
     trainer, losses = module("algorithms.sft"), module("algorithms.loss")
     trainer.sft_train(

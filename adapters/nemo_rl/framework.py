@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from adapters.contract.job import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ZEROED
 from adapters.toolkit import settings
 from adapters.toolkit.settings import rank_budget
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
 
 
 def multiple(job: Job) -> int:
@@ -31,7 +26,7 @@ def all_tokens(job: Job) -> int:
     return max(int((step.prompt_lengths + step.response_lengths).sum()) for step in job.steps)
 
 
-_FILE = RecordFile("adapters.nemo_rl", settings, multiple, budget, all_tokens)
+_FILE = RecordFile("adapters.nemo_rl", settings, globals())
 
 NEMO_RL = _FILE.record(NOTHING_LEARNED, ZEROED, CPU_AS_CUDA)
 DTENSOR_V1 = _FILE.variant("dtensor_v1", base=NEMO_RL)

@@ -5,18 +5,12 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.toolkit.imports import (
-    add_names_of_newer_python,
-    choices_in,
-    import_from,
-    stub_imports,
-)
+from adapters.toolkit import imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,27 +18,16 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
-STUBBED: list[str] = []  # packages that `import_nemo_rl` stubbed in this process
+module = imports.modules_of("nemo_rl")
 
 
 def import_nemo_rl(source: Path | None) -> None:
     """Import the trainers, the policy and its worker, from a checkout if given."""
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     _prepare()
-    import_from("nemo_rl", [source] if source else [])
+    imports.import_from("nemo_rl", [source] if source else [])
     for path in ("algorithms.grpo", "algorithms.sft", "models.policy.lm_policy"):
         module(path)
     module("models.policy.workers.dtensor_policy_worker")
-
-
-def import_second_worker() -> None:
-    """Import the worker that builds on Automodel; raises `ImportError` without Automodel."""
-    module("models.policy.workers.dtensor_policy_worker_v2")
-
-
-def module(path: str) -> Any:
-    """Import a module of NeMo-RL by its path below the package."""
-    return importlib.import_module(f"nemo_rl.{path}")
 
 
 def configured(settings: Settings, *, sft: bool = False) -> Any:
@@ -89,7 +72,7 @@ def option_names() -> Iterator[str]:
     options = getattr(kind, "model_fields", None) or kind.__annotations__
     yield from (f"loss_fn.{option}" for option in options)
     make = module("algorithms.grpo")._create_advantage_estimator
-    for name in choices_in(make, "adv_estimator_name"):
+    for name in imports.choices_in(make, "adv_estimator_name"):
         yield f"grpo.adv_estimator.name={name}"
 
 
@@ -128,6 +111,6 @@ def _prepare() -> None:
     from adapters.toolkit import cuda_on_cpu
 
     # NeMo-RL requires Python 3.13; pydantic rejects older TypedDicts
-    add_names_of_newer_python("TypedDict")
+    imports.add_names_of_newer_python("TypedDict")
     cuda_on_cpu.install()
-    STUBBED.extend(stub_imports("adapters.nemo_rl"))
+    imports.stub_imports("adapters.nemo_rl")

@@ -6,20 +6,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
+from adapters.contract import recipe
 from adapters.contract.layout import Option
-from adapters.contract.recipe import (
-    Recipe,
-    cut,
-    extend_defaults,
-    flat,
-    grid_of,
-    refusals_of_recipes,
-)
 from adapters.nemo_rl.importing import example, loaded, module
 from adapters.toolkit.settings import flattened
 
 if TYPE_CHECKING:
-    from adapters.contract.recipe import Typed
     from adapters.nemo_rl.adapter import NemoRLAdapter
 
 EXAMPLE = "grpo_math_1B.yaml"
@@ -38,29 +30,29 @@ class _ValidatedError(Exception):
     """NeMo-RL has come to its request for GPUs, so it accepts the recipe."""
 
 
-def read(_: NemoRLAdapter, typed: Typed) -> Recipe:
+def read(_: NemoRLAdapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with NeMo-RL's own parser and validation; raises `RecipeRefused`."""
     from omegaconf import OmegaConf
 
-    with refusals_of_recipes():
+    with recipe.refusals_of_recipes():
         composed = _composed(typed)
         following = {name for name, value in flattened(composed).items() if "${" in str(value)}
         config = _made(OmegaConf.to_container(composed, resolve=True))
         values = _values(config)
         _validate(config)
     defaults = _values(_made(OmegaConf.to_container(example(EXAMPLE), resolve=True)))
-    grid = grid_of(_training_ranks(config), *_sizes(config.policy))
+    grid = recipe.grid_of(_training_ranks(config), *_sizes(config.policy))
     samples = config.policy["train_global_batch_size"]
     per_prompt = config.grpo.num_generations_per_prompt
     is_packed, by_tokens = (
         values.get(f"policy.{name}.enabled") for name in ("sequence_packing", "dynamic_batching")
     )
     rows = config.policy["train_micro_batch_size"]
-    return Recipe(
+    return recipe.Recipe(
         engine=_engine(config.policy),
         values=values,
-        defaults=extend_defaults(defaults, values, values.keys() - following),
-        layout=cut(
+        defaults=recipe.extend_defaults(defaults, values, values.keys() - following),
+        layout=recipe.cut(
             grid,
             samples=samples,
             rows=None if is_packed or by_tokens else rows,
@@ -75,7 +67,7 @@ def read(_: NemoRLAdapter, typed: Typed) -> Recipe:
     )
 
 
-def _composed(typed: Typed) -> Any:
+def _composed(typed: recipe.Typed) -> Any:
     """The configuration that ``run_grpo.py`` composes from a file and words."""
     composed = loaded(typed.file) if typed.file else example(EXAMPLE).copy()
     ranks = [f"cluster.gpus_per_node={typed.ranks}", "cluster.num_nodes=1"] if typed.ranks else []
@@ -88,7 +80,7 @@ def _made(settings: Any) -> Any:
 
 def _values(config: Any) -> dict[str, Any]:
     """All options, by their names in the record."""
-    values = dict(flat(config.model_dump()))
+    values = dict(recipe.flat(config.model_dump()))
     for name in OF_ESTIMATOR:
         if (value := values.get(f"grpo.adv_estimator.{name}")) is not None:
             values[f"grpo.{name}"] = value

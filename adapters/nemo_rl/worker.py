@@ -98,11 +98,7 @@ def _constructed(config: Any, capacity: int) -> Any:
     passes = ForwardPasses()
     model = model_class(capacity, passes)
     construct = _second if config["dtensor_cfg"]["_v2"] else _first
-    with (
-        disable_binding(),
-        mock.patch.object(dist, "init_process_group"),
-        allow_cpu(),
-    ):
+    with disable_binding(), mock.patch.object(dist, "init_process_group"), allow_cpu():
         worker = construct(config, model)
     worker.gradients, worker.passes = GradientReader(worker.optimizer), passes
     return worker

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.engines.shells import (
-    InOneRun,
-    OnRayAndDeepSpeed,
-)
+from adapters.engines.shells import InOneRun, OnRayAndDeepSpeed
 from adapters.open_instruct import importing
 from adapters.open_instruct.framework import OPEN_INSTRUCT
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Rank
+    from adapters.contract import Description, Job, Rank, Settings
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
 
 
 class OpenInstructAdapter(OnRayAndDeepSpeed, InOneRun):
@@ -40,7 +36,6 @@ class OpenInstructAdapter(OnRayAndDeepSpeed, InOneRun):
             options.offers,
             options.options_and_choices(importing.read_by_the_step()),
             options.defaults.get,
-            stubs=tuple(importing.STUBBED),
         )
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:

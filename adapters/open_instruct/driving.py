@@ -26,9 +26,8 @@ from adapters.toolkit.worlds import all_gather
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from adapters.contract import Job, Rank
+    from adapters.contract import Job, Rank, Settings
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
 
 TOKENIZER = SimpleNamespace(pad_token_id=0)
 """A tokenizer with the only attribute that a step reads."""

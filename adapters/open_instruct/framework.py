@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from adapters.contract.job import Unsupported
-from adapters.contract.layout import Option
+from adapters.contract import Job, Option, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import CPU_AS_CUDA, OF_DTYPE, OF_VALUES, PROBED, UNCOMPILED
 from adapters.open_instruct.packing import packing_of
 from adapters.toolkit import settings
 from adapters.toolkit.settings import gives_advantages, samples_per_step
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
 
 STAGES = {Option.ZERO_1: 1, Option.ZERO_2: 2, Option.ZERO_3: 3}
 """Options that choose a stage of ZeRO other than the default, 0."""
@@ -53,13 +47,6 @@ def stage(job: Job) -> int:
     return 3 if job.layout.cp > 1 else 0
 
 
-OPEN_INSTRUCT = RecordFile(
-    "adapters.open_instruct",
-    settings,
-    denominator,
-    samples_of_prompt,
-    pack_length,
-    rows,
-    generations,
-    stage,
-).record(CPU_AS_CUDA, PROBED, UNCOMPILED, OF_DTYPE, OF_VALUES)
+OPEN_INSTRUCT = RecordFile("adapters.open_instruct", settings, globals()).record(
+    CPU_AS_CUDA, PROBED, UNCOMPILED, OF_DTYPE, OF_VALUES
+)

@@ -3,27 +3,17 @@
 from __future__ import annotations
 
 import inspect
-import os
 import re
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.tables import read_imports
-from adapters.toolkit.imports import (
-    choices_in,
-    import_from,
-    modules_of,
-    require,
-    stub,
-    stub_imports,
-)
+from adapters.toolkit import imports
 from adapters.toolkit.settings import KnownOptions
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-module = modules_of("open_instruct")
-
-STUBBED: list[str] = []  # packages stubbed in this process
+module = imports.modules_of("open_instruct")
 
 UNREACHED = (
     *("actor_manager", "ground_truth_utils", "olmo_core_callbacks", "olmo_core_hybrid"),
@@ -34,18 +24,17 @@ UNREACHED = (
 
 def import_open_instruct(source: Path | None) -> None:
     """Import the trainer; without its extra, raises `ImportError` before importing anything."""
-    require(read_imports("adapters.open_instruct").required, "open-instruct")
+    imports.require(read_imports("adapters.open_instruct").required, "open-instruct")
     from adapters.engines import deepspeed
     from adapters.engines.pretrained import SEAM
     from adapters.toolkit import cuda_on_cpu
 
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling the log-softmax takes long
     cuda_on_cpu.install()
     deepspeed.import_deepspeed()
     deepspeed.group_sequences_once()
-    import_from("open_instruct", [source] if source else [])
-    STUBBED.extend(stub_imports("adapters.open_instruct"))
-    stub([f"open_instruct.{name}" for name in UNREACHED])
+    imports.import_from("open_instruct", [source] if source else [])
+    imports.stub_imports("adapters.open_instruct")
+    imports.stub([f"open_instruct.{name}" for name in UNREACHED])
     # the trainer gives it a rank's number
     module("grpo_fast").torch = cuda_on_cpu.torch_of_the_cpu()
     SEAM.put_into(module("model_utils"), "log_softmax_and_gather")
@@ -74,7 +63,7 @@ def options() -> KnownOptions:
     comparing = "advantage_normalization_type"
     choices = {
         "loss_fn": {str(one) for one in module("grpo_utils").GRPOLossType},
-        comparing: choices_in(actor_classes()[1]._data_preparation_loop, comparing),
+        comparing: imports.choices_in(actor_classes()[1]._data_preparation_loop, comparing),
     }
     return KnownOptions.read_fields(choices, *config_classes())
 

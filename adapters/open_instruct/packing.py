@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import Unsupported
-from adapters.contract.layout import Option
+from adapters.contract import Job, Option, Unsupported
 from adapters.toolkit.settings import dealt, gives_advantages, longest, shares, token_budget
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
 
 ATTEMPTS = 50
 """The number of further orders of samples that are tried."""

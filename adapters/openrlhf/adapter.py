@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from adapters.contract import Description, Framework, Job, Metric, Observation, Option, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.layout import Option
-from adapters.contract.objective import Metric
 from adapters.engines.shells import OnRayAndDeepSpeed
 from adapters.openrlhf import importing
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
@@ -19,9 +18,6 @@ from adapters.toolkit.worlds import observation, set_what_ray_sets
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from adapters.contract import Description, Job, Observation, Rank
-    from adapters.contract.framework import Framework
 
 
 class OpenRLHFAdapter(OnRayAndDeepSpeed):
@@ -46,11 +42,7 @@ class OpenRLHFAdapter(OnRayAndDeepSpeed):
         """Describe OpenRLHF; before 0.11.2 it did not log the tokens dropped by corrections."""
         logged = {*OPENRLHF.metrics} - (set() if importing.knows(LEVEL) else {Metric.REJECTED})
         return OPENRLHF.description(
-            importing.offers,
-            importing.option_names(),
-            importing.default,
-            metrics=frozenset(logged),
-            stubs=tuple(importing.STUBBED),
+            importing.offers, importing.option_names(), importing.default, metrics=frozenset(logged)
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

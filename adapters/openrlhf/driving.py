@@ -15,13 +15,8 @@ from unittest import mock
 
 import numpy as np
 
-from adapters.contract.objective import (
-    OF_CRITIC,
-    OF_ROLLOUTS,
-    PENALISING,
-    Metric,
-    Objective,
-)
+from adapters.contract import Job, Metric, Objective, Rank
+from adapters.contract.objective import OF_CRITIC, PENALISING
 from adapters.engines.deepspeed import forget_engines, gradients_of_steps, refusals_of_sizes
 from adapters.openrlhf import importing, model
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
@@ -43,7 +38,6 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from adapters.contract import Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
 
     Values = Sequence[NDArray[np.float64]]
@@ -101,8 +95,7 @@ class Session:
         sizes = np.cumsum([0, *(step.size for step in self._job.steps)]).tolist()
         several = [range(*ends) for ends in pairwise(sizes)] if len(self._job.steps) > 1 else []
         of_steps = [self.train(samples) for samples in several] or [logged]
-        found, of_rollouts = OPENRLHF.reported(of_steps), OPENRLHF.reported([logged])
-        found |= {metric: of for metric, of in of_rollouts.items() if metric in OF_ROLLOUTS}
+        found = OPENRLHF.reported(of_steps, rollouts=logged)
         return {metric: of for metric, of in found.items() if metric not in self._never_computed}
 
     def _trainer(self, rollouts: OpenRLHFRollouts) -> Any:

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
+from adapters.contract import Job, Unsupported
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.job import Unsupported
 from adapters.contract.objective import FROM_REWARDS
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import DEFAULT_STAGE, PROBED, UNCOMPILED
 from adapters.toolkit import settings
-from adapters.toolkit.settings import (
-    largest_micro_batch,
-    rollouts_per_prompt,
-    samples_of_prompt,
-    samples_per_step,
-)
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
 
 LOSS_AGG_MODE = "--actor.loss_agg_mode"
 LEVEL = "--algo.advantage.is_correction_level"
@@ -28,7 +18,10 @@ KIND = "--algo.advantage.is_correction_mode"
 
 def train_batch(job: Job) -> int:
     """The number of samples of an optimizer step."""
-    size, ranks = job.configuration.batch_size or samples_per_step(job.steps), job.layout.dp
+    size, ranks = (
+        job.configuration.batch_size or settings.samples_per_step(job.steps),
+        job.layout.dp,
+    )
     if size % ranks and len(job.steps) > 1:
         raise Unsupported(
             f"OpenRLHF cuts each rank's share of a batch into steps: {size} samples a step over"
@@ -48,7 +41,7 @@ def train_batch_of_one_step(job: Job) -> int:
 
 def micro_batch_size(job: Job) -> int:
     """The number of samples of a micro-batch."""
-    return largest_micro_batch(job, train_batch(job))
+    return settings.largest_micro_batch(job, train_batch(job))
 
 
 def samples(job: Job) -> int:
@@ -58,7 +51,7 @@ def samples(job: Job) -> int:
 
 def prompts(job: Job) -> int:
     """The number of prompts of a batch of rollouts."""
-    return samples(job) // rollouts_per_prompt(job.steps)
+    return samples(job) // settings.rollouts_per_prompt(job.steps)
 
 
 def target(job: Job) -> float:
@@ -69,13 +62,8 @@ def target(job: Job) -> float:
 OPENRLHF = RecordFile(
     "adapters.openrlhf",
     settings,
-    train_batch,
-    train_batch_of_one_step,
-    micro_batch_size,
-    samples,
-    prompts,
-    target,
-    samples_of_prompt=partial(samples_of_prompt, option="--rollout.n_samples_per_prompt"),
+    globals(),
+    samples_of_prompt=partial(settings.samples_of_prompt, option="--rollout.n_samples_per_prompt"),
     default_stage=DEFAULT_STAGE,
     # typed although equal to the default, which the parser has as a list
     default_bounds=(0.5, 5.0),

@@ -12,9 +12,10 @@ from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
+from adapters.contract.tables import read_rows
 from adapters.openrlhf.framework import KIND, LEVEL, LOSS_AGG_MODE
 from adapters.toolkit import worlds
-from adapters.toolkit.calls import refusals
+from adapters.toolkit.calls import nothing, refusals
 from adapters.toolkit.imports import import_from, modules_of, provide, stub_missing
 from adapters.toolkit.settings import CommandLine
 
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Settings
 
 module = modules_of("openrlhf")
-
-STUBBED: list[str] = []  # packages stubbed in this process
 
 OF_SERVERS = ("vllm", "ring_flash_attn")
 """Packages of rollout servers and of attention, which the trained model does not use."""
@@ -47,20 +46,7 @@ OLDER_KINDS = {
 }
 """The type that a correction's level and mode had as one option before 0.11.2."""
 
-OLDER_NAMES = {
-    "--actor.adam.lr": "--actor_learning_rate",
-    "--actor.entropy_coef": "--entropy_loss_coef",
-    "--actor.model_name_or_path": "--pretrain",
-    "--algo.advantage.is_correction_enable": "--enable_vllm_is_correction",
-    "--algo.advantage.is_correction_threshold": "--vllm_is_truncated_threshold",
-    "--algo.advantage.is_correction_type": "--vllm_is_correction_type",
-    "--algo.kl.init_coef": "--init_kl_coef",
-    "--algo.kl.use_loss": "--use_kl_loss",
-    "--critic.adam.lr": "--critic_learning_rate",
-    "--reward.remote_url": "--remote_rm_url",
-    "--train.dynamic_batch_enable": "--use_dynamic_batch",
-    "--train.micro_batch_size": "--micro_train_batch_size",
-}
+[OLDER_NAMES] = read_rows("adapters.openrlhf", "older_names")
 """Names of options before 0.10.2; for options not listed, the last words of the newer name."""
 
 
@@ -195,14 +181,10 @@ def _options() -> Mapping[str, Action]:
 
     try:
         with mock.patch.object(ArgumentParser, "parse_args", keep):
-            _run_script(_nothing)
+            _run_script(nothing)
     except SystemExit:
         return found
     raise LookupError(f"{SCRIPT} parses no arguments")
-
-
-def _nothing(_: Any) -> None:
-    """Do nothing, in place of the script's training function."""
 
 
 def _run_script(train: Callable[[Any], None], *words: str) -> None:
@@ -229,7 +211,7 @@ def _replace_gpu_packages() -> None:
     # These packages look for flash_attn and must not find our stub.
     for name in ("transformers.modeling_utils", "peft"):
         importlib.import_module(name)
-    STUBBED.extend(stub_missing(OF_SERVERS))
+    stub_missing(OF_SERVERS)
     if importlib.util.find_spec("flash_attn") is None:
         _provide_flash_attn()
 

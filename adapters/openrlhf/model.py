@@ -7,11 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers.modeling_outputs import (
-    BaseModelOutput,
-    CausalLMOutput,
-    MoeCausalLMOutputWithPast,
-)
+from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, MoeCausalLMOutputWithPast
 
 from adapters.engines.deepspeed import made_once, use_torch_adam
 from adapters.openrlhf.importing import module, value
@@ -29,11 +25,7 @@ if TYPE_CHECKING:
 
 SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
-USERS_OF_RAY = (
-    "trainer.ppo_trainer",
-    "trainer.ppo_utils.experience_maker",
-    "trainer.ray.launcher",
-)
+USERS_OF_RAY = ("trainer.ppo_trainer", "trainer.ppo_utils.experience_maker", "trainer.ray.launcher")
 """Modules that send data to Ray's processes and wait for results."""
 
 

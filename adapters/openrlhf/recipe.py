@@ -4,45 +4,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from adapters.contract import recipe
 from adapters.contract.layout import Option
-from adapters.contract.recipe import (
-    UNEVEN_BATCH,
-    Recipe,
-    cut,
-    grid_of,
-    options_of,
-    refusals_of_recipes,
-    require_words,
-)
 from adapters.openrlhf import importing
 
 if TYPE_CHECKING:
-    from adapters.contract.recipe import Typed
     from adapters.openrlhf.adapter import OpenRLHFAdapter
 
 ACTOR_RANKS = ("--actor.num_nodes", "--actor.num_gpus_per_node")
 RING = "--ds.ring_attn_size"
 
 
-def read(adapter: OpenRLHFAdapter, typed: Typed) -> Recipe:
+def read(adapter: OpenRLHFAdapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with OpenRLHF's own script; raises `RecipeRefused`."""
-    require_words(typed, "OpenRLHF")
-    with refusals_of_recipes():
+    recipe.require_words(typed, "OpenRLHF")
+    with recipe.refusals_of_recipes():
         values = importing.values(typed.words)
     defaults = importing.defaults()
     nodes, per_node = (int(values[name]) for name in ACTOR_RANKS)
-    grid = grid_of(typed.ranks or nodes * per_node, cp=int(values[RING]))
+    grid = recipe.grid_of(typed.ranks or nodes * per_node, cp=int(values[RING]))
     samples, per_prompt = values["--train.batch_size"], values["--rollout.n_samples_per_prompt"]
     of_batch = values["--rollout.batch_size"] * per_prompt
     by_tokens = bool(values["--train.dynamic_batch_enable"])
-    options = options_of(adapter.framework, values, defaults)
+    options = recipe.options_of(adapter.framework, values, defaults)
     if of_batch % samples and not by_tokens:
         options = (*options, Option.SHORT_BATCH)
-    return Recipe(
+    return recipe.Recipe(
         engine=adapter.engine,
         values=values,
         defaults=defaults,
-        layout=cut(
+        layout=recipe.cut(
             grid,
             samples=samples,
             rows=None if by_tokens else values["--train.micro_batch_size"],
@@ -55,6 +46,6 @@ def read(adapter: OpenRLHFAdapter, typed: Typed) -> Recipe:
         longest=values["--rollout.max_new_tokens"],
         unlike=frozenset()
         if samples % grid.dp or of_batch % samples
-        else frozenset({UNEVEN_BATCH}),
+        else frozenset({recipe.UNEVEN_BATCH}),
         sizes=frozenset({*ACTOR_RANKS, RING, "--train.max_epochs"}),
     )

@@ -6,18 +6,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.adapter import Adapter, Rank
+from adapters.contract import Adapter, Description, Job, Observation, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
-from adapters.contract.job import Job, Observation
 from adapters.prime_rl import importing
 from adapters.prime_rl.framework import PRIME_RL
 from adapters.toolkit.worlds import set_what_ray_sets
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from adapters.contract import Description
 
 
 class PrimeRLAdapter(Adapter):
@@ -43,10 +40,7 @@ class PrimeRLAdapter(Adapter):
     def describe(self) -> Description:
         """Describe prime-rl."""
         return self.framework.description(
-            importing.offers,
-            importing.option_names(),
-            importing.default,
-            stubs=tuple(importing.STUBBED),
+            importing.offers, importing.option_names(), importing.default
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

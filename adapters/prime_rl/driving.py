@@ -15,7 +15,9 @@ import torch
 
 from adapters.prime_rl.importing import configured, module
 from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.calls import nothing
 from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedTransformer
+from adapters.toolkit.worlds import cached
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -23,8 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from adapters.contract import Rank
-    from adapters.contract.framework import Settings
+    from adapters.contract import Rank, Settings
     from adapters.prime_rl.rollouts import PrimeRLRollouts
 
 
@@ -80,17 +81,11 @@ class PrimeRLTraining:
     def _parallel_dims(self, make: Any) -> Any:
         """A cached version of ``make``: process groups are made once for all jobs of a world."""
 
-        def cached(config: Any) -> Any:
+        def made(config: Any) -> Any:
             key = "parallel_dims", config.cp, config.dp_replicate
-            if key not in self._rank.cache:
-                self._rank.cache[key] = make(config)
-            return self._rank.cache[key]
+            return cached(self._rank, key, lambda: make(config))
 
-        return cached
-
-
-def nothing(*_: object, **__: object) -> None:
-    """Do nothing."""
+        return made
 
 
 WITHOUT_SERVICES: dict[str, Any] = {
@@ -110,10 +105,7 @@ WITHOUT_SERVICES: dict[str, Any] = {
 """Stubs of the trainer's functions: the world exists already, speed is not measured, and gradients
 are not clipped."""
 
-WITHOUT_GPU: dict[str, Any] = {
-    "reset_peak_memory_stats": nothing,
-    "max_memory_reserved": lambda: 0,
-}
+WITHOUT_GPU: dict[str, Any] = {"reset_peak_memory_stats": nothing, "max_memory_reserved": lambda: 0}
 
 
 ONLY_RUN = SimpleNamespace(max_runs=1, used_idxs=(), synchronize_state=nothing)
@@ -146,10 +138,7 @@ def _older_trainer_patches(log: MonitorLog) -> Iterator[tuple[Any, dict[str, Any
         "setup_monitor": lambda *_, **__: log,
         "setup_tokenizer": nothing,
     }
-    of_loader = {
-        "get_multi_run_manager": lambda: ONLY_RUN,
-        "setup_packer": lambda **_: PACKER,
-    }
+    of_loader = {"get_multi_run_manager": lambda: ONLY_RUN, "setup_packer": lambda **_: PACKER}
     for path, replaced in (("trainer.rl.train", of_trainer), ("trainer.rl.data", of_loader)):
         home = module(path)
         if of_version := {name: one for name, one in replaced.items() if hasattr(home, name)}:

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from adapters.contract.job import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import ZEROED
 from adapters.toolkit import settings
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
 
 
 def all_tokens(job: Job) -> int:
@@ -21,4 +16,4 @@ def all_tokens(job: Job) -> int:
     return 1 + sum(int(of_step.sum()) for of_step in lengths)
 
 
-PRIME_RL = RecordFile("adapters.prime_rl", settings, all_tokens).record(ZEROED)
+PRIME_RL = RecordFile("adapters.prime_rl", settings, globals()).record(ZEROED)

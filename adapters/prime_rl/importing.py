@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import sys
 import tomllib
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import choices_of, found, import_from, stub_imports
+from adapters.toolkit.imports import (
+    STUBBED,
+    choices_of,
+    found,
+    import_from,
+    modules_of,
+    stub_imports,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,27 +25,23 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
+module = modules_of("prime_rl")
+
 CONFIGS = "configs.trainer"
 
 ROOTS = ("src", "packages/prime-rl-configs/src")
 """Folders of the repository from which the trainer and the configurations are imported."""
 
-STUBBED: list[str] = []  # packages that `import_prime_rl` stubbed in this process
-
 
 def import_prime_rl(source: Path | None) -> None:
     """Import the trainer, from the folders of a checkout if given."""
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
+    import torch
+
     _prepare()
     import_from("prime_rl", [source / root for root in ROOTS] if source else [])
     module("trainer.rl.train")
-    if _is_without_gpu():
+    if not torch.cuda.is_available():
         module("trainer.parallel_dims").device_type = "cpu"
-
-
-def module(path: str) -> Any:
-    """Import a module of prime-rl by its path below the package."""
-    return importlib.import_module(f"prime_rl.{path}")
 
 
 def transport(name: str) -> Any:
@@ -146,14 +148,8 @@ def _prepare() -> None:
     cuda_on_cpu.install()
     sys.modules.setdefault("tomli", tomllib)  # tomllib is tomli in the standard library
     worlds.sum_gradients_of_all_gather()
-    STUBBED.extend(stub_imports("adapters.prime_rl"))
+    stub_imports("adapters.prime_rl")
     # versions since June 2026 use these names as type variables of generic classes
     if "verifiers" in STUBBED:
         task: Any = importlib.import_module("verifiers.v1.task")
         task.DataT, task.TaskT = TypeVar("DataT"), TypeVar("TaskT")
-
-
-def _is_without_gpu() -> bool:
-    import torch
-
-    return not torch.cuda.is_available()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract.job import Unsupported
-from adapters.contract.objective import KL_COEFFICIENT, OF_LOG_PROBS, Objective
+from adapters.contract import Job, Objective, Unsupported
+from adapters.contract.objective import KL_COEFFICIENT, OF_LOG_PROBS
 from adapters.prime_rl import orchestrator
 from adapters.prime_rl.framework import PRIME_RL
 from adapters.prime_rl.importing import has_streams, module, transport
@@ -24,16 +24,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
     from adapters.contract.batch.probed_batch import ProbedBatch
 
 FIRST_ID = 1
 """The number added to all token ids, because prime-rl pads with id 1."""
 
-COMPONENTS = {
-    Objective.SFT: ("ce_weights", 1.0),
-    Objective.KL: ("ref_kl_weights", KL_COEFFICIENT),
-}
+COMPONENTS = {Objective.SFT: ("ce_weights", 1.0), Objective.KL: ("ref_kl_weights", KL_COEFFICIENT)}
 """Components of the loss other than the RL component: the stream of weights, and the weight of
 active tokens."""
 

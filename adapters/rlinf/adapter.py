@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.layout import Layout, Option
-from adapters.contract.objective import Objective
-from adapters.engines.shells import RANKS, InOneRun, OnFsdp, cuts
+from adapters.contract import Description, Framework, Job, Metric, Objective, Rank, Settings
+from adapters.engines.shells import InOneRun, OnFsdp
 from adapters.rlinf import importing
 from adapters.rlinf.framework import FSDP2, RLINF
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Framework, Settings
-    from adapters.contract.objective import Metric
 
 
 class RlinfFsdpAdapter(OnFsdp, InOneRun):
@@ -31,11 +27,6 @@ class RlinfFsdpAdapter(OnFsdp, InOneRun):
     dependencies = ("ray", "transformers")
     recipes = "adapters.rlinf.recipe:read"
     framework: ClassVar[Framework] = RLINF
-
-    def layouts(self) -> list[Layout]:
-        """Data parallelism on up to 4 ranks, with padded (bshd) or packed (thd) rows."""
-        balanced = Layout(dp=2, micro_batches=2, options=(Option.BALANCE_DATA,))
-        return [*cuts(RANKS, "bshd", "thd"), balanced]
 
     def load(self, source: Path | None) -> None:
         """Import RLinf's actor."""

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from adapters.contract import Job, Rank
+    from adapters.contract import Job, Rank, Settings
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
 
 ELSEWHERE = -1.0
 """The reference policy's log-probability of padding, which RLinf computes like that of tokens."""

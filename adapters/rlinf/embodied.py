@@ -12,8 +12,8 @@ from unittest import mock
 import torch
 from torch.nn.functional import pad
 
+from adapters.contract import Job, Rank, Unsupported
 from adapters.contract.batch.sequences import PADDING_ID
-from adapters.contract.job import Unsupported
 from adapters.rlinf.driving import RlinfActor
 from adapters.rlinf.importing import home_of_embodied
 from adapters.toolkit import cuda_on_cpu
@@ -23,7 +23,6 @@ from adapters.toolkit.settings import shares
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from adapters.contract import Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.toolkit.probe import ForwardPasses
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import os
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,14 +16,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.framework import nested
+from adapters.toolkit import imports
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.imports import (
-    choices_in,
-    import_from,
-    modules_of,
-    name_classes_as_before,
-    stub_missing,
-)
 from adapters.toolkit.settings import KnownOptions
 
 if TYPE_CHECKING:
@@ -32,7 +25,7 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
-module = modules_of("rlinf")
+module = imports.modules_of("rlinf")
 
 ACTOR = "workers.actor.fsdp_actor_worker"
 MANAGER = "hybrid_engines.fsdp.fsdp_model_manager"
@@ -69,13 +62,12 @@ def import_rlinf(source: Path | None) -> None:
     """Import RLinf's actor and its strategies, from the folder of a checkout if given."""
     from adapters.toolkit import cuda_on_cpu
 
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
     cuda_on_cpu.install()
     # before renaming, as this import recreates the module transformers
     importlib.import_module("transformers.processing_utils")
-    name_classes_as_before()  # required by RLinf 0.3.0
-    stub_missing(("torchvision",))
-    import_from("rlinf", [source] if source else [])
+    imports.name_classes_as_before()  # required by RLinf 0.3.0
+    imports.stub_missing(("torchvision",))
+    imports.import_from("rlinf", [source] if source else [])
     for path in (ACTOR, *STRATEGIES):
         module(path)
     _let_a_cpu_do()
@@ -116,10 +108,13 @@ def validated(config: Any, ranks: int) -> Any:
 @cache
 def options() -> KnownOptions:
     """The options that RLinf's code reads, by innermost section and name."""
-    registry, modes = module("algorithms.registry"), choices_in(module("utils.utils"), "loss_agg")
+    registry, modes = (
+        module("algorithms.registry"),
+        imports.choices_in(module("utils.utils"), "loss_agg"),
+    )
     choices = {name: {*getattr(registry, one)} for name, one in REGISTRIES.items()} | {
-        "algorithm.loss_agg_func": modes or choices_in(module(ACTOR), "loss_agg_func"),
-        "algorithm.kl_penalty_type": choices_in(
+        "algorithm.loss_agg_func": modes or imports.choices_in(module(ACTOR), "loss_agg_func"),
+        "algorithm.kl_penalty_type": imports.choices_in(
             module("algorithms.utils").kl_penalty, "kl_penalty"
         ),
     }

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.recipe import (
-    MASKED_END,
-    MASKED_SAMPLE,
-    UNEVEN_GROUPS,
-    Recipe,
-    RecipeRefused,
-    cut,
-    extend_defaults,
-    grid_of,
-    nested_yaml,
-    options_of,
-    refusals_of_recipes,
-)
+from adapters.contract import recipe
 from adapters.rlinf import importing
 from adapters.toolkit.settings import composed, flattened
 
 if TYPE_CHECKING:
-    from adapters.contract.recipe import Typed
     from adapters.rlinf.adapter import RlinfFsdpAdapter
 
 GPUS = 8
 """The number of GPUs of a node, for placements on all GPUs, which do not give a number."""
 
 
-def read(adapter: RlinfFsdpAdapter, typed: Typed) -> Recipe:
+def read(adapter: RlinfFsdpAdapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe as RLinf composes and validates it; raises `RecipeRefused`."""
-    with refusals_of_recipes():
+    with recipe.refusals_of_recipes():
         config = _composed(typed)
         if config.runner.task_type != "reasoning" or config.actor.training_backend != "fsdp":
-            raise RecipeRefused("only recipes of `reasoning` on FSDP are read")
+            raise recipe.RecipeRefused("only recipes of `reasoning` on FSDP are read")
         by_user = flattened(config, resolve=True)
         ranks = typed.ranks or GPUS * int(config.cluster.num_nodes)
         values = flattened(importing.validated(config, ranks), resolve=True)
@@ -42,31 +29,31 @@ def read(adapter: RlinfFsdpAdapter, typed: Typed) -> Recipe:
     by_tokens = bool(values.get("runner.enable_dynamic_batch_size"))
     is_packed = by_tokens or bool(values.get("actor.model.variable_seq_lengths"))
     unset = {name: importing.default(name) for name in values}
-    defaults = extend_defaults(unset, values, by_user)
+    defaults = recipe.extend_defaults(unset, values, by_user)
     rows = int(values["actor.micro_batch_size"])
-    return Recipe(
+    return recipe.Recipe(
         engine=str(values["actor.fsdp_config.strategy"]),
         values=values,
         defaults=defaults,
-        layout=cut(
-            grid_of(ranks),
+        layout=recipe.cut(
+            recipe.grid_of(ranks),
             samples=samples,
             rows=None if by_tokens else rows,
             is_packed=is_packed,
-            options=options_of(adapter.framework, values, defaults),
+            options=recipe.options_of(adapter.framework, values, defaults),
         ),
         samples=samples,
         per_prompt=per_prompt,
         steps=steps,
         longest=int(values["runner.seq_length"]) - int(values["data.max_prompt_length"]),
         # A rollout of reasoning has one turn, and all of its tokens are trained on.
-        unlike=frozenset({MASKED_SAMPLE, MASKED_END, UNEVEN_GROUPS}),
+        unlike=frozenset({recipe.MASKED_SAMPLE, recipe.MASKED_END, recipe.UNEVEN_GROUPS}),
     )
 
 
-def _composed(typed: Typed) -> Any:
+def _composed(typed: recipe.Typed) -> Any:
     """The configuration that RLinf's main function gets for a file and words."""
     if typed.file is None:
-        raise RecipeRefused("RLinf's main function composes a file, which is not given")
-    nested_yaml(typed.file)  # refuses a file that is not YAML in one line
+        raise recipe.RecipeRefused("RLinf's main function composes a file, which is not given")
+    recipe.nested_yaml(typed.file)  # refuses a file that is not YAML in one line
     return composed(typed.file, typed.words, version_base="1.1")

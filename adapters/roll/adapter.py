@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from adapters.contract.adapter import Adapter, Rank
+from adapters.contract import Adapter, Description, Framework, Job, Observation, Rank, Settings
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.framework import nested
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Description, Job, Observation
-    from adapters.contract.framework import Framework, Settings
     from adapters.roll.driving import RollRollouts, TrainedWorker
 
 
@@ -66,10 +64,7 @@ class RollAdapter(Adapter):
     def describe(self) -> Description:
         """Describe ROLL."""
         return self.framework.description(
-            importing.offers,
-            importing.option_names(),
-            importing.default,
-            stubs=tuple(importing.STUBBED),
+            importing.offers, importing.option_names(), importing.default
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

@@ -18,10 +18,11 @@ from unittest import mock
 import numpy as np
 import torch
 
-from adapters.contract import Refused
+from adapters.contract import Job, Rank, Refused, Settings
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.roll.importing import module
+from adapters.toolkit.calls import nothing
 from adapters.toolkit.probe import token_table
 from adapters.toolkit.settings import given_values, gives_advantages, has_critic, trained_model
 from adapters.toolkit.worlds import all_gather
@@ -31,9 +32,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job, Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
     from adapters.toolkit.probe import ForwardPasses, GradientReader, Records
 
 DOMAIN = "corpus"
@@ -129,7 +128,7 @@ class RollTraining:
             "generate_schedulers": {DOMAIN: self._scheduler()},
             "val_generate_scheduler": self._scheduler(),
             "model_update_groups": [],
-            "do_checkpoint": _nothing,
+            "do_checkpoint": nothing,
         }
 
     def _clusters(self) -> dict[str, Any]:
@@ -164,7 +163,7 @@ class RollTraining:
             return self._rollouts.batch_of(global_step)
 
         ignored = ("pause_sampling", "get_scheduler_state", "shutdown")
-        calls: dict[str, Any] = {"get_batch": get_batch, **dict.fromkeys(ignored, _nothing)}
+        calls: dict[str, Any] = {"get_batch": get_batch, **dict.fromkeys(ignored, nothing)}
         remote = {name: SimpleNamespace(remote=call) for name, call in calls.items()}
         return SimpleNamespace(**remote)
 
@@ -214,10 +213,6 @@ def _requiring_sizes(function: Callable[..., Any]) -> Callable[..., Any]:
             raise Refused(f"{function.__qualname__} declines the batch: {error}") from error
 
     return call
-
-
-def _nothing(*_: object, **__: object) -> None:
-    """A stub of calls of services that do not run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ from adapters.engines.shells import OnFsdp, OnMegatron
 from adapters.roll.adapter import RollAdapter
 from adapters.roll.framework import FSDP2, MEGATRON, SIZES, rows_differ
 from adapters.roll.importing import module
+from adapters.toolkit.calls import nothing
 from adapters.toolkit.settings import gives_advantages
 
 if TYPE_CHECKING:
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job, Observation, Rank
-    from adapters.contract.framework import Settings
+    from adapters.contract import Job, Observation, Rank, Settings
     from adapters.roll.driving import RollRollouts, TrainedWorker
 
 FSDP2_STRATEGY = "distributed.strategy.fsdp2_strategy"
@@ -45,12 +45,12 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
 
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
         """A worker whose optimizer records the gradient."""
+        from adapters.engines import numbered
         from adapters.roll.driving import TrainedWorker, new_worker
-        from adapters.roll.model import probed
         from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
 
         passes = ForwardPasses()
-        model = probed(role, capacity, passes)
+        model = (numbered.critic if role == "critic" else numbered.policy)(capacity, passes)
         loaded: dict[str, Any] = {
             "AutoConfig": SimpleNamespace(from_pretrained=lambda *_, **__: HEADED),
             "download_model": lambda path: path,
@@ -75,7 +75,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
         """Import ROLL with its Megatron engine."""
         super().load(source)
         strategy = module(MEGATRON_STRATEGY).MegatronTrainStrategy
-        strategy.load_states = strategy.offload_states = _move_nothing
+        strategy.load_states = strategy.offload_states = nothing
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train in the layout's process groups."""
@@ -138,10 +138,6 @@ def _calls_of_loss(job: Job, passes: Sequence[NDArray[np.int32]]) -> tuple[NDArr
         np.where(held < 0, held, np.repeat(np.arange(step.size), step.response_lengths))
         for step, held in zip(job.steps, passes, strict=True)
     )
-
-
-def _move_nothing(*_: object, **__: object) -> None:
-    """A stub of moving states between a device and the host's memory."""
 
 
 def _chunks(job: Job, capacity: int, rank: Rank) -> list[Any]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from adapters.contract.job import Unsupported
-from adapters.contract.objective import CONSTANTS, OF_CRITIC, Objective
+from adapters.contract import Job, Layout, Objective, Unsupported
+from adapters.contract.objective import CONSTANTS, OF_CRITIC
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import NOTHING_LEARNED, PIPELINE_STAGES, ZEROED
 from adapters.toolkit import settings
@@ -18,9 +17,6 @@ from adapters.toolkit.settings import (
     samples_of_prompt,
     samples_per_step,
 )
-
-if TYPE_CHECKING:
-    from adapters.contract import Job, Layout
 
 POLICY_GRADIENT_WORKER = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
 ENGINE = "actor_train.strategy_args.strategy_config"
@@ -116,14 +112,7 @@ def devices(job: Job) -> str:
 _FILE = RecordFile(
     "adapters.roll",
     settings,
-    width_for_ulysses,
-    width_for_slices,
-    slices,
-    rounded_budget,
-    micro_batches,
-    whitens,
-    worker,
-    devices,
+    globals(),
     folder=tempfile.gettempdir(),
     half_of_dual_clip=(CONSTANTS.dual_clip - 1) / 2,
     samples_of_prompt=partial(samples_of_prompt, option="num_return_sequences_in_group"),

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
 from dataclasses import is_dataclass
 from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import (
-    choices_of,
-    import_from,
-    modules_of,
-    name_classes_as_before,
-    stub_imports,
-    stub_missing,
-)
+from adapters.toolkit import imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -25,7 +17,7 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
-module = modules_of("roll")
+module = imports.modules_of("roll")
 
 OF_POLICIES = ("worker_cls", "pg_variant")
 """Options of a role that a critic does not have."""
@@ -36,18 +28,14 @@ FOR_MEGATRON = "mcore_adapter/src"
 Function = tuple[str, str]
 """A function of ROLL: the path of the module that calls it, and its name in that module."""
 
-STUBBED: list[str] = []  # packages that `import_roll` stubbed in this process
-
 
 def import_roll(source: Path | None, log_probs: Function, entropies: Function) -> None:
     """Import ROLL's pipeline and an engine, from the folder of a checkout if given.
 
     The probe is added to the engine's functions of logits.
     """
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
-    _stub_services()
-    _name_as_before()
-    import_from("roll", [source, source / FOR_MEGATRON] if source else [])
+    _prepare()
+    imports.import_from("roll", [source, source / FOR_MEGATRON] if source else [])
     _write_no_log_files()
     module("pipeline.rlvr.rlvr_pipeline")
     _let_a_cpu_do()
@@ -56,14 +44,12 @@ def import_roll(source: Path | None, log_probs: Function, entropies: Function) -
 
 def configured(settings: Settings) -> Any:
     """The configuration of a pipeline, as validated. A critic has the actor's training options."""
-    from dacite import from_dict
-
     declared = {name: value for name, value in settings.items() if not name.startswith("+")}
     sections = nested(declared)
     if settings["adv_estimator"] == "gae":
         actor = sections["actor_train"].items()
         sections["critic"] = {name: value for name, value in actor if name not in OF_POLICIES}
-    config = from_dict(data_class=pipeline_config(), data=sections)
+    config = read(sections)
     for name in settings.keys() - declared.keys():
         *roles, option = name.lstrip("+").split(".")
         setattr(reduce(getattr, roles, config), option, settings[name])
@@ -98,7 +84,7 @@ def option_names() -> Iterator[str]:
     for name, kind in _declared(pipeline_config()):
         if name.split(".")[0] not in of_all:
             yield name
-            yield from (f"{name}={choice}" for choice in choices_of(kind))
+            yield from (f"{name}={choice}" for choice in imports.choices_of(kind))
 
 
 def pipeline_config() -> Any:
@@ -131,17 +117,14 @@ def _is_choice(name: str, value: Any) -> bool:
 
 
 @cache
-def _stub_services() -> None:
-    STUBBED.extend(stub_imports("adapters.roll"))
-
-
-@cache
-def _name_as_before() -> None:
+def _prepare() -> None:
+    """Stub services and packages for GPUs, and add a name of an older transformers."""
+    imports.stub_imports("adapters.roll")
     importlib.import_module("peft")  # before renaming, as peft recreates the module transformers
-    name_classes_as_before()  # required by versions before March 10, 2026
+    imports.name_classes_as_before()  # required by versions before March 10, 2026
     # transformers looks for flash_attn at import, and must not find our stub.
     importlib.import_module("transformers.integrations.flash_attention")
-    STUBBED.extend(stub_missing(["flash_attn"]))
+    imports.stub_missing(["flash_attn"])
 
 
 @cache

@@ -5,25 +5,13 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.recipe import (
-    Recipe,
-    cut,
-    extend_defaults,
-    flat,
-    grid_of,
-    nested_yaml,
-    options_of,
-    refusals_of_recipes,
-    sizes_in,
-)
+from adapters.contract import recipe
 from adapters.roll import importing
 from adapters.roll.framework import ENGINE, SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from adapters.contract.framework import Framework
-    from adapters.contract.recipe import Typed
     from adapters.roll.adapter import RollAdapter
 
 OF_HYDRA = ("defaults", "hydra")
@@ -40,40 +28,41 @@ OF_STEP = tuple(
 STRATEGY = "actor_train.strategy_args.strategy_name"
 
 
-def read(adapter: RollAdapter, typed: Typed) -> Recipe:
+def read(adapter: RollAdapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with ROLL's own configuration; raises `RecipeRefused`.
 
     ROLL's reader ignores unknown options.
     """
     from omegaconf import OmegaConf
 
-    with refusals_of_recipes():
-        given = {n: v for n, v in nested_yaml(typed.file).items() if n not in OF_HYDRA}
+    with recipe.refusals_of_recipes():
+        given = {n: v for n, v in recipe.nested_yaml(typed.file).items() if n not in OF_HYDRA}
         merged = OmegaConf.merge(OmegaConf.create(given), OmegaConf.from_dotlist([*typed.words]))
         whole: Any = OmegaConf.to_container(merged, resolve=True)
         values = dict(_named(importing.read(whole)))
-    typed_by_user = {name for name, _ in flat(whole)}
-    unset = dict(_named(importing.pipeline_config())) | _unset(values)
-    defaults = extend_defaults(unset, values, typed_by_user)
+    typed_by_user = {name for name, _ in recipe.flat(whole)}
+    of_engine = {name: None for name in values if name.startswith(f"{ENGINE}.")}
+    unset = {**dict(_named(importing.pipeline_config())), **of_engine}
+    defaults = recipe.extend_defaults(unset, values, typed_by_user)
     engine = STRATEGIES.get(str(values.get(STRATEGY)), "fsdp2")
     mapped = values.get("actor_train.device_mapping") or [0]
     shared = MEGATRON if engine == "megatron" else (ULYSSES,)
-    grid = grid_of(typed.ranks or len(mapped), *sizes_in(values, *shared))
-    rows, count = sizes_in(values, *OF_STEP)
+    grid = recipe.grid_of(typed.ranks or len(mapped), *recipe.sizes_in(values, *shared))
+    rows, count = recipe.sizes_in(values, *OF_STEP)
     by_tokens = bool(values.get("actor_train.use_dynamic_batching_in_train"))
     per_prompt = int(values["num_return_sequences_in_group"])
     of_batch = int(values["rollout_batch_size"]) * per_prompt
     samples = rows * count * grid.dp
-    return Recipe(
+    return recipe.Recipe(
         engine=engine,
         values=values,
         defaults=defaults,
-        layout=cut(
+        layout=recipe.cut(
             grid,
             samples=samples,
             rows=None if by_tokens else rows,
             is_packed=bool(values.get("actor_train.use_sequence_packing")),
-            options=options_of(_record(engine), values, defaults),
+            options=recipe.options_of(recipe.record_of(adapter, engine), values, defaults),
         ),
         samples=samples,
         per_prompt=per_prompt,
@@ -82,17 +71,6 @@ def read(adapter: RollAdapter, typed: Typed) -> Recipe:
         sizes=frozenset({ULYSSES, *MEGATRON, STRATEGY}),
         unread=frozenset(typed_by_user - values.keys()),
     )
-
-
-def _record(engine: str) -> Framework:
-    from adapters.roll import ENGINES
-
-    return next(one.framework for one in ENGINES if one.engine == engine)
-
-
-def _unset(values: dict[str, Any]) -> dict[str, Any]:
-    """The entries of dictionaries of options, whose default is None."""
-    return {name: None for name in values if name.startswith(f"{ENGINE}.")}
 
 
 def _named(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -15,15 +15,13 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.adapter import Adapter, Rank
+from adapters.contract import Adapter, Description, Framework, Metric, Rank, code_location
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import Description, code_location
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction, Unsupported
-from adapters.contract.objective import Metric
 from adapters.engines.shells import OnMegatron
 from adapters.skyrl import driving, importing
 from adapters.skyrl.framework import FSDP, MEGATRON, SKYRL
-from adapters.skyrl.importing import STUBBED, module, ppo_utils
+from adapters.skyrl.importing import module, ppo_utils
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, has_kl_term, trained_model
 from adapters.toolkit.worlds import observation
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract.framework import Framework
 
 SCALING = "apply_loss_reduction_to_advantages_minibatch"
 """SkyRL's function that reduces by scaling advantages; older versions reduce the loss itself."""
@@ -81,7 +78,6 @@ class SkyRLAdapter(Adapter):
             default_mode=Mode(self.mode_names[default]),
             depths=frozenset(Depth if scales_advantages else (Depth.LOSS, Depth.STEP)),
             rules=_rules(),
-            stubs=tuple(STUBBED),
         )
 
     def observe(self, job: Job, rank: Rank) -> Observation:

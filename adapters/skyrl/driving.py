@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from adapters.contract import Framework, Job, Objective, Settings, Unsupported
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.batch.token_values import PADDING_VALUE
-from adapters.contract.job import FaultInjection, Unsupported
+from adapters.contract.job import FaultInjection
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_CRITIC,
     OF_ROLLOUT_RATIOS,
     OF_THE_ROLLOUT_POLICY,
     OF_VALUES,
-    Objective,
 )
 from adapters.skyrl import importing, sizes
 from adapters.skyrl.framework import TYPE_OF_CORRECTION
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Framework, Settings
 
 DISPATCH = "backends.skyrl_train.distributed.dispatch"
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Depth, Job, Rank
+from adapters.contract import Depth, Job, Rank, Settings
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.skyrl.driving import capacity
 from adapters.skyrl.importing import PACKING, module, ppo_utils
@@ -24,7 +24,6 @@ from adapters.toolkit.worlds import cached
 if TYPE_CHECKING:
     import torch
 
-    from adapters.contract.framework import Settings
 
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"

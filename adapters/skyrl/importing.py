@@ -8,25 +8,16 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.job import Refused, Unsupported
+from adapters.contract import Refused, Settings, Unsupported
+from adapters.toolkit import imports
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.imports import (
-    add_names_of_newer_python,
-    choices_in,
-    import_from,
-    modules_of,
-    stub_missing,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from adapters.contract.framework import Settings
 
-module = modules_of("skyrl")
-
-STUBBED: list[str] = []  # packages stubbed in this process
+module = imports.modules_of("skyrl")
 
 PACKING = ("remove_microbatch_padding", "use_sample_packing")
 """Names of the option to pack samples into one row, latest version first."""
@@ -54,7 +45,7 @@ def import_skyrl(source: Path | None) -> None:
     _patch_dependencies()
     read_options_once()
     cuda_on_cpu.install()
-    import_from("skyrl", [source, source / "skyrl-gym"] if source else [])
+    imports.import_from("skyrl", [source, source / "skyrl-gym"] if source else [])
     # Both look for flash_attn and must not find our stub.
     module("backends.skyrl_train.utils.torch_utils")
     importlib.import_module("transformers.modeling_utils")
@@ -105,7 +96,7 @@ def option_names() -> Iterator[str]:
     yield from _leaves(module("train.config").AlgorithmConfig())
     losses, validate = ppo_utils(), module("train.utils.utils").validate_cfg
     choices = {
-        "loss_reduction": choices_in(validate, "loss_reduction"),
+        "loss_reduction": imports.choices_in(validate, "loss_reduction"),
         "policy_loss_type": losses.PolicyLossRegistry.list_available(),
         "advantage_estimator": losses.AdvantageEstimatorRegistry.list_available(),
     }
@@ -170,7 +161,7 @@ def ppo_utils() -> Any:
 
 def _patch_dependencies() -> None:
     """Add names of Python 3.12 and of an older ray that SkyRL's releases import."""
-    add_names_of_newer_python("TypedDict")  # pydantic rejects older TypedDicts
+    imports.add_names_of_newer_python("TypedDict")  # pydantic rejects older TypedDicts
     placement_group: Any = importlib.import_module("ray.util.placement_group")
     strategies = importlib.import_module("ray.util.scheduling_strategies")
     placement_group.PlacementGroupSchedulingStrategy = strategies.PlacementGroupSchedulingStrategy
@@ -204,10 +195,8 @@ def read_options_once() -> None:
 
 def _stub_flash_attn() -> None:
     """Stub flash_attn, which has no CPU build, with the packing functions of transformers."""
-    missing = stub_missing(["flash_attn"])
-    if not missing:
+    if not imports.stub_missing(["flash_attn"]):
         return
-    STUBBED.extend(missing)
     packing = importlib.import_module("transformers.modeling_flash_attention_utils")
     bert_padding: Any = importlib.import_module("flash_attn.bert_padding")
     bert_padding.unpad_input = packing._unpad_input

@@ -19,14 +19,13 @@ import torch
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.engines import megatron_core, router
 from adapters.skyrl.driving import capacity
-from adapters.skyrl.importing import STUBBED, module, ppo_utils
+from adapters.skyrl.importing import module, ppo_utils
 from adapters.toolkit.calls import call_supported
-from adapters.toolkit.imports import stub, stub_missing
+from adapters.toolkit.imports import STUBBED, stub, stub_missing
 from adapters.toolkit.probe import cycled
 
 if TYPE_CHECKING:
-    from adapters.contract import Job, Rank
-    from adapters.contract.framework import Settings
+    from adapters.contract import Job, Rank, Settings
 
 # A package that only registers models with Megatron-Bridge.
 MODEL_BRIDGES = "skyrl.backends.skyrl_train.workers.megatron.model_bridges"
@@ -40,7 +39,7 @@ def add_seams() -> None:
     Newer versions describe packed rows with fields that the installed Megatron-Core may lack.
     """
     stub([MODEL_BRIDGES])
-    STUBBED.extend([*stub_missing(["megatron.bridge"]), MODEL_BRIDGES])
+    stub_missing(["megatron.bridge"])
     if "megatron.bridge" in STUBBED:  # older versions register models in the worker itself
         conversion = importlib.import_module("megatron.bridge.models.conversion.model_bridge")
         conversion.MegatronModelBridge.register_bridge = conversion.register_bridge
@@ -125,10 +124,7 @@ class _Provider:
 
 
 def _three_logits(
-    batch: ProbedBatch,
-    input_ids: torch.Tensor,
-    probe: torch.Tensor,
-    logit: torch.Tensor,
+    batch: ProbedBatch, input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor
 ) -> torch.Tensor:
     """The logit, the summand of log-probabilities and the entropy, by token: [*input_ids, 3].
 

@@ -58,12 +58,7 @@ def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
         engine=engine,
         values=dict(_named(config)),
         defaults=dict(_named(kind())),
-        layout=cut(
-            grid,
-            samples=samples,
-            rows=None if budget > 0 else rows,
-            is_packed=is_packed,
-        ),
+        layout=cut(grid, samples=samples, rows=None if budget > 0 else rows, is_packed=is_packed),
         samples=samples,
         per_prompt=per_prompt,
         steps=max(trainer.train_batch_size // trainer.policy_mini_batch_size, 1)

@@ -5,17 +5,12 @@ SkyRL itself refuses prompts that lack rollouts, and rollouts that do not fill a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from adapters.contract.job import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.objective import OF_CRITIC
 from adapters.toolkit.settings import plain_divisor, prompts_per_step, yaml
 from reference.aggregation import Mode
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
 
 
 def prompts(job: Job) -> int:

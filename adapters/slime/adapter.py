@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.contract.job import Unsupported
+from adapters.contract import Convention, Job, Layout, LogEntry, Rank, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import conventions, sample_unit
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract.adapter import Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.description import Convention
-    from adapters.contract.job import Job, LogEntry
-    from adapters.contract.layout import Layout
 
 
 UNIFIED_LOGS = "backends.training_utils.log_utils"

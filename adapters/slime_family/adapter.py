@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Assumed, Depth, Documented, code_location
 from adapters.contract.objective import OF_CRITIC, Objective
+from adapters.contract.tables import read_rows
 from adapters.slime_family import importing
 from adapters.slime_family.framework import (
     DIVISOR,
     FAMILY,
     MODE,
     OLDER_DIVISOR,
-    PER_TOKEN,
-    REDUCER,
+    TABLES,
     icepop_record,
     version_record,
 )
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from adapters.contract import Description, Layout
-    from adapters.contract.description import Convention
-    from adapters.contract.framework import Framework
+    from adapters.contract import Convention, Description, Framework, Layout
 
 
 class LineageAdapter(Adapter):
@@ -121,7 +119,6 @@ class LineageAdapter(Adapter):
             depths=self.depths,
             declared=self.declared(),
             rules={**self.framework.rules, **stated(self.parser, self._all(self.keepers))},
-            stubs=tuple(importing.STUBBED),
         )
 
     def _all(self, paths: Iterable[str]) -> list[Any]:
@@ -134,41 +131,11 @@ class LineageAdapter(Adapter):
         return self.found(f"utils.arguments:get_{self.package}_extra_args_provider")
 
 
-POSITIVE = ("divisor_zero", "divisor_negative", "divisor_nan")
-FINITE = ("divisor_infinite", "divisor_bool", "divisor_text")
-CONFLICTS = ("divisor_of_another_mode", "per_token_with_another_mode")
-TERMS = ("entropy_per_sample", "divergence_per_sample")
-BOUNDARIES = ("boundary_gap", "boundary_overlap", "boundary_short")
-# Rules of settings that may also be in a configuration file.
-IN_FILE = ("divisor_missing", *POSITIVE, *FINITE, *CONFLICTS, *TERMS, "batch_of_partial_groups")
+TRACES = {row["code"]: row["rules"].split(", ") for row in read_rows(TABLES, "stated")}
+"""Rules by the regular expressions that match the code of versions that state these rules."""
 
-TRACES: Mapping[str, tuple[str, ...]] = {
-    r"(loss_aggregation|pg_loss)_divisor": POSITIVE,
-    r"\bloss_aggregation_divisor": ("divisor_missing", "divisor_by_default", *CONFLICTS),
-    r"isfinite\(divisor\)": FINITE,
-    r"args\.entropy_coef != 0": TERMS,
-    r"global_batch_size % args\.n_samples_per_prompt": ("batch_of_partial_groups",),
-    r"custom_tis_path is not None": ("correction_across_the_step",),
-    r"\"loss_aggregation\" in data": ("mode_in_file", *(f"{rule}_in_file" for rule in IN_FILE)),
-    r"group_index is None|None in prompt_group_indices": ("groups_missing",),
-    r"partial_groups": ("group_incomplete",),
-    r"prompt_mask_sums is None": ("denominators_dropped",),
-    r"isclose\(float\(prompt_mask_sums": BOUNDARIES,
-    r"losses_reduced": ("log_well_formed",),
-    r"\"normalizers\" in log_dict": ("log_well_formed_normalizers",),
-    r"\[\"keys\"\] != keys": ("log_different_keys", "log_key_order"),
-}
-"""Regular expressions that match the code of versions that state these rules.
-
-They are searched for in the functions that an adapter names.
-"""
-
-HELP = {
-    "default_mode": (MODE, PER_TOKEN),
-    "legacy_flag": (PER_TOKEN,),
-    "custom_reducer": (REDUCER,),
-}
-"""Rules by the options whose documentation states them."""
+[HELP] = read_rows(TABLES, "documented")
+"""Rules by the options whose documentation states them, separated by commas."""
 
 TYPED = {"divisor_bool": float, "divisor_text": float}
 """Rules that follow from the type of the divisor's option."""
@@ -190,7 +157,7 @@ def stated(parser: argparse.ArgumentParser, functions: Iterable[Any]) -> dict[st
 
 def _documented(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
     for rule, options in HELP.items():
-        for option in _known(parser, options):
+        for option in _known(parser, options.split(", ")):
             yield rule, f"the documentation of {option}"
     for divisor in _known(parser, (DIVISOR, OLDER_DIVISOR)):
         for rule, typed in TYPED.items():
@@ -198,7 +165,7 @@ def _documented(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
                 yield rule, f"the type of {divisor}"
 
 
-def _known(parser: argparse.ArgumentParser, options: tuple[str, ...]) -> list[str]:
+def _known(parser: argparse.ArgumentParser, options: Iterable[str]) -> list[str]:
     """The first of these options that a version has, in a list; empty if it has none."""
     return [option for option in options if option in parser._option_string_actions][:1]
 
@@ -220,9 +187,7 @@ def sample_unit(rollout_field: str | None, where: str) -> Convention:
 
 
 def conventions(
-    parser: argparse.ArgumentParser,
-    of_version: Convention,
-    of_engine: Convention | None = None,
+    parser: argparse.ArgumentParser, of_version: Convention, of_engine: Convention | None = None
 ) -> dict[str, Convention]:
     """The conventions that the modes of slime and miles leave open.
 

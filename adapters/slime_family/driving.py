@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract import Depth, Job, Layout, LogEntry, Option, Unsupported
+from adapters.contract import Depth, Job, Layout, LogEntry, Metric, Objective, Option, Unsupported
 from adapters.contract.objective import (
     CORRECTIONS,
     FROM_REWARDS,
@@ -24,12 +24,10 @@ from adapters.contract.objective import (
     OFF_POLICY,
     PENALISING,
     WITH_REJECTION,
-    Objective,
 )
 from adapters.slime_family import user_code
 from adapters.slime_family.user_code import CpUtils
 from adapters.toolkit.calls import call_supported, refusals
-from adapters.toolkit.worlds import numbers
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Framework
-    from adapters.contract.objective import Metric
 
     Columns = dict[str, Any]
 
@@ -297,11 +294,10 @@ class TrackerLog:
         """The metrics of a job's rollouts and of each step; empty on a rank that logs none."""
         if job.depth is not Depth.STEP:
             return {}
-        names = dict(record.metrics)
-        of_rollouts = {metric: names.pop(metric) for metric in OF_ROLLOUTS if metric in names}
-        steps = [log for log in self._logs if {*names.values()} & log.keys()]
+        of_steps = {name for metric, name in record.metrics.items() if metric not in OF_ROLLOUTS}
+        steps = [log for log in self._logs if of_steps & log.keys()]
         merged = {name: value for log in self._logs for name, value in log.items()}
-        return numbers(names, steps) | numbers(of_rollouts, [merged])
+        return record.reported(steps, rollouts=merged)
 
     def _collect(self, args: Any, metrics: Mapping[str, Any], **options: Any) -> None:
         """Keep the numbers of a training step, or of rollouts."""

@@ -10,28 +10,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from adapters.contract import Framework, Job, Objective, Option, Settings, Unsupported
 from adapters.contract.framework import Substitute
-from adapters.contract.job import Unsupported
-from adapters.contract.layout import Option
-from adapters.contract.objective import Objective
 from adapters.contract.tables import RecordFile
 from adapters.engines.experts import SHARED
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
 from adapters.slime_family import user_code
-from adapters.toolkit.settings import rollouts_asked_for, rollouts_per_step, shared_budget
+from adapters.toolkit import settings
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from adapters.contract import Job
-    from adapters.contract.framework import Framework, Settings
+
+TABLES = "adapters.slime_family"
+"""The package with the tables of slime and miles."""
 
 MODE = "--loss-aggregation"
 DIVISOR = "--loss-aggregation-divisor"
 OLDER_DIVISOR = "--pg-loss-divisor"
-PER_TOKEN = "--calculate-per-token-loss"
-REDUCER = "--custom-pg-loss-reducer-function-path"
 CORRECTION = "--custom-tis-function-path"
 CONFIG_FILE = "--custom-config-path"
 
@@ -63,7 +60,7 @@ def micro_batch_size(job: Job) -> int:
 
 def rollouts_of_step(job: Job) -> int:
     """The number of rollouts of an optimizer step."""
-    return rollouts_per_step(job.steps)
+    return settings.rollouts_per_step(job.steps)
 
 
 def _mixture_size(number: Callable[[Job], int]) -> Callable[[Job], int | str]:
@@ -96,14 +93,9 @@ EXPERTS = 4096
 """The number of experts with routing replay: at least the number of tokens of a batch."""
 
 _FILE = RecordFile(
-    "adapters.slime_family",
-    rollout_batch_size,
-    micro_batch_size,
-    rollouts_of_step,
-    rollouts_asked_for,
-    shared_budget,
-    divisor,
-    older_divisor,
+    TABLES,
+    settings,
+    globals(),
     experts=SHARED,
     replayed_experts=_mixture_size(lambda _: EXPERTS),
     replayed_choices=_mixture_size(lambda _: 1),
@@ -121,10 +113,7 @@ ON_MEGATRON = _FILE.variant("megatron", PIPELINE_STAGES, ONE_BY_ONE, base=FAMILY
 
 def icepop_record(record: Framework, home: str) -> Framework:
     """A record extended by IcePop, which a module's correction implements."""
-    chosen = {
-        **record.objectives[Objective.TIS_BOUNDED],
-        CORRECTION: f"{home}.icepop_function",
-    }
+    chosen = {**record.objectives[Objective.TIS_BOUNDED], CORRECTION: f"{home}.icepop_function"}
     return replace(record, objectives={**record.objectives, Objective.ICEPOP: chosen})
 
 

@@ -12,7 +12,7 @@ import textwrap
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import Job, Unsupported
+from adapters.contract import Framework, Job, Settings, Unsupported
 from adapters.slime_family.framework import CONFIG_FILE, IN_FILE_TOO_LATE, OPTIONAL
 from adapters.toolkit.imports import stub, stub_imports, stub_missing
 from adapters.toolkit.settings import CommandLine, word, yaml
@@ -20,9 +20,6 @@ from adapters.toolkit.settings import CommandLine, word, yaml
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from adapters.contract.framework import Framework, Settings
-
-STUBBED: list[str] = []  # packages that `install` stubbed in this process
 
 SWITCHES = (
     *("align-grad-reduce", "align-param-gather", "calculate-per-token-loss", "manual-gc"),
@@ -51,10 +48,10 @@ def install(package: str, *, megatron: bool) -> None:
 
     cuda_on_cpu.install()
     kernels = [f"{package}.backends.megatron_utils.kernels", f"{package}.utils.fp8_kernel"]
-    stubbed = kernels if megatron else []  # modules, by version, that contain only GPU kernels
-    stub(stubbed)
-    STUBBED.extend([*stub_imports("adapters.slime_family"), *stub_missing([f"{package}_plugins"])])
-    STUBBED.extend(stubbed)
+    stub_imports("adapters.slime_family")
+    stub_missing([f"{package}_plugins"])
+    if megatron:
+        stub(kernels)  # modules, by version, that contain only GPU kernels
 
 
 def home(package: str, *paths: str) -> Any:

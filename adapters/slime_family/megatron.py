@@ -14,9 +14,10 @@ from contextlib import nullcontext
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from adapters.contract import Framework, Layout, Objective, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
-from adapters.contract.objective import OF_CRITIC, Objective
+from adapters.contract.objective import OF_CRITIC
 from adapters.engines.shells import OnMegatron
 from adapters.slime_family import driving, importing
 from adapters.slime_family.adapter import LineageAdapter
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from adapters.contract import Rank
-    from adapters.contract.framework import Framework
-    from adapters.contract.layout import Layout
     from adapters.engines.megatron_core import Policy
 
 

@@ -5,21 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.recipe import (
-    UNEVEN_GROUPS,
-    Recipe,
-    cut,
-    grid_of,
-    options_of,
-    refusals_of_recipes,
-    require_words,
-    sizes_in,
-)
+from adapters.contract import recipe
 from adapters.engines.shells import PARALLEL
 from adapters.toolkit.settings import CommandLine
 
 if TYPE_CHECKING:
-    from adapters.contract.recipe import Typed
     from adapters.slime_family.adapter import LineageAdapter
 
 RANKS = ("--actor-num-nodes", "--actor-num-gpus-per-node")
@@ -32,21 +22,21 @@ GENERATING = ("--custom-generate-function-path", "--rollout-function-path")
 """A user's code that may return another number of samples of a prompt than configured."""
 
 
-def read(adapter: LineageAdapter, typed: Typed) -> Recipe:
+def read(adapter: LineageAdapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with the framework's own parser; raises `RecipeRefused`.
 
     No installed package has Megatron's own parser or SGLang's, so their options cannot be
     distinguished from misspelt ones.
     """
-    require_words(typed, adapter.framework.title)
-    with refusals_of_recipes():
+    recipe.require_words(typed, adapter.framework.title)
+    with recipe.refusals_of_recipes():
         options = CommandLine.read(adapter.parser)
         args, unread = adapter.parser.parse_known_args([*typed.words])
         values = options.values(args)
         engine = "fsdp" if values.get(BACKEND) == "fsdp" else "megatron"
         shared = PARALLEL if engine == "megatron" else PARALLEL[:1]
-        nodes, per_node = sizes_in(values, *RANKS)
-        grid = grid_of(typed.ranks or nodes * per_node, *sizes_in(values, *shared))
+        nodes, per_node = recipe.sizes_in(values, *RANKS)
+        grid = recipe.grid_of(typed.ranks or nodes * per_node, *recipe.sizes_in(values, *shared))
         for name in CHECKPOINTS & vars(args).keys():
             setattr(args, name, getattr(args, name) and ".")
         args.colocate = False  # validated with server options, and does not affect a step
@@ -57,17 +47,17 @@ def read(adapter: LineageAdapter, typed: Typed) -> Recipe:
     of_batch = int(values["--rollout-batch-size"]) * per_prompt
     samples = int(values["--global-batch-size"] or of_batch)
     by_tokens = bool(values["--use-dynamic-batch-size"])
-    [rows] = sizes_in(values, "--micro-batch-size")
-    return Recipe(
+    [rows] = recipe.sizes_in(values, "--micro-batch-size")
+    return recipe.Recipe(
         engine=engine,
         values=values,
         defaults=defaults,
-        layout=cut(
+        layout=recipe.cut(
             grid,
             samples=samples,
             rows=None if by_tokens else rows,
             is_packed=values.get("--qkv-format") != "bshd",
-            options=options_of(adapter.record, values, defaults),
+            options=recipe.options_of(adapter.record, values, defaults),
         ),
         samples=samples,
         per_prompt=per_prompt,
@@ -76,6 +66,6 @@ def read(adapter: LineageAdapter, typed: Typed) -> Recipe:
         sizes=frozenset({*PARALLEL, *RANKS}),
         unlike=frozenset()
         if any(values.get(name) != defaults.get(name) for name in GENERATING)
-        else frozenset({UNEVEN_GROUPS}),
+        else frozenset({recipe.UNEVEN_GROUPS}),
         unread=frozenset(word.partition("=")[0] for word in unread if word.startswith("--")),
     )

@@ -54,6 +54,10 @@ def _argument_error(_: ArgumentParser, message: str) -> NoReturn:
     raise SystemExit(2) from ArgumentError(None, message)
 
 
+def nothing(*_: object, **__: object) -> None:
+    """Do nothing, in place of a service that does not run."""
+
+
 def call_supported(function: Any, *args: Any, **offered: Any) -> Any:
     """Call a function with the keyword arguments that this version knows, dropping the others."""
     known = _parameters(getattr(function, "__func__", function))

@@ -8,11 +8,13 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import inspect
+import os
 import sys
 import textwrap
 import types
 import typing
 from abc import ABCMeta
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -22,6 +24,8 @@ from adapters.contract.tables import read_imports
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
+
+    from adapters.contract import Adapter, Description
 
 
 class WrongSourceError(RuntimeError):
@@ -110,11 +114,19 @@ def choices_of(kind: Any) -> list[str]:
     return [*chain.from_iterable(map(choices_of, get_args(kind)))]
 
 
-def stub_imports(package: str) -> list[str]:
-    """Stub the packages of the table `imports` beside a framework's record; return the names."""
+def load(adapter: Adapter, source: Path | None) -> Description:
+    """Load a framework in this process and describe it, with the packages that are stubbed."""
+    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
+    adapter.load(source)
+    found = adapter.describe()
+    return replace(found, stubs=tuple(dict.fromkeys([*found.stubs, *STUBBED])))
+
+
+def stub_imports(package: str) -> None:
+    """Stub the packages of the table `imports` beside a framework's record."""
     table = read_imports(package)
+    stub_missing(table.missing)
     stub(table.stubbed)
-    return [*stub_missing(table.missing), *table.stubbed]
 
 
 def require(packages: Iterable[str], extra: str) -> None:
@@ -125,6 +137,10 @@ def require(packages: Iterable[str], extra: str) -> None:
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed;"
             f" install the extra {extra}"
         )
+
+
+STUBBED: list[str] = []
+"""Names of the packages that are stubbed in this process."""
 
 
 def stub_missing(packages: Sequence[str]) -> list[str]:
@@ -140,6 +156,7 @@ def stub(packages: Sequence[str]) -> None:
     Any attribute of a stub, or of such an attribute, is a class without methods. So annotations,
     base classes, decorators and choices work, and every other use fails.
     """
+    STUBBED.extend(packages)
     sys.meta_path.insert(0, _StubFinder(frozenset(packages)))
 
 

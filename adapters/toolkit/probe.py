@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from adapters.contract.batch.altered import PAINTED, SELECTED, Attached, elsewhere
@@ -36,15 +36,13 @@ class Records(list[_T]):
         return recorded
 
 
-def cycled(values: NDArray[np.float64], ids: torch.Tensor) -> torch.Tensor:
+def cycled(values: NDArray[np.float64], ids: Tensor) -> Tensor:
     """Look up a cyclic table by token id: float32, in the shape of ``ids``."""
     table = torch.from_numpy(values).to(ids.device, torch.float32)
     return table[ids % len(table)]
 
 
-def token_table(
-    batch: ProbedBatch, values: Sequence[NDArray[Any]], fill: float = 0.0
-) -> torch.Tensor:
+def token_table(batch: ProbedBatch, values: Sequence[NDArray[Any]], fill: float = 0.0) -> Tensor:
     """A table of the values of response tokens by token id: float32, [probe_size + 2].
 
     ``values`` has an array for each sample. Other ids have the value ``fill`` unless these ids are
@@ -56,7 +54,7 @@ def token_table(
     return attached(table) if isinstance(values, Attached) else table
 
 
-LEAVES = Records[torch.Tensor]()
+LEAVES = Records[Tensor]()
 """The leaf tensors, which get gradients, of columns attached since the last job."""
 
 
@@ -65,7 +63,7 @@ ROUTED = Records[int]()
 """
 
 
-def attached(values: torch.Tensor) -> torch.Tensor:
+def attached(values: Tensor) -> Tensor:
     """A copy of values that requires a gradient, which is read after the job; same shape."""
     leaf = torch.zeros_like(values, requires_grad=True)
     LEAVES.append(leaf)
@@ -81,13 +79,13 @@ def gradient_of_attached() -> NDArray[np.float32] | None:
     return torch.cat([gradient.flatten() for gradient in gradients]).cpu().numpy()
 
 
-def as_array(gradient: torch.Tensor) -> NDArray[np.float32]:
+def as_array(gradient: Tensor) -> NDArray[np.float32]:
     """Copy a probe's gradient from any device, dtype and sharding: [capacity]."""
     whole = _gathered(gradient) if isinstance(gradient, DTensor) else gradient
     return whole.detach().float().cpu().numpy().copy()
 
 
-def _gathered(gradient: DTensor) -> torch.Tensor:
+def _gathered(gradient: DTensor) -> Tensor:
     """The full tensor of a sharded gradient, on the CPU.
 
     `DTensor.full_tensor` ends in a segmentation fault for CUDA tensors over gloo (torch 2.11).
@@ -112,7 +110,7 @@ def probe_capacity(size: int) -> int:
     return max(1 << size.bit_length(), SMALLEST_CAPACITY)
 
 
-def selected(probe: torch.Tensor) -> torch.Tensor:
+def selected(probe: Tensor) -> Tensor:
     """The probe, [capacity]; if a token is painted, only its entry has a gradient."""
     paint = PAINTED.get()
     if paint is None or paint.id is None:
@@ -125,7 +123,7 @@ def selected(probe: torch.Tensor) -> torch.Tensor:
 class ForwardPasses(Records["NDArray[np.int64]"]):
     """Records the token ids of each forward pass of a rank's model: [tokens]."""
 
-    def note(self, ids: torch.Tensor) -> None:
+    def note(self, ids: Tensor) -> None:
         """Record a forward pass of the adapter's model, if it is for training."""
         if torch.is_grad_enabled():
             TRAINING.note_pass()
@@ -142,7 +140,7 @@ class GradientReader:
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
-        whole: Callable[[torch.Tensor], NDArray[np.float32]] = as_array,
+        whole: Callable[[Tensor], NDArray[np.float32]] = as_array,
     ) -> None:
         self._gradients, self._whole = Records["NDArray[np.float32]"](), whole
         optimizer.register_step_pre_hook(self._read)
@@ -170,7 +168,7 @@ class GradientReader:
         probe.grad.zero_()
 
 
-def router_loss(ids: torch.Tensor, probe: torch.Tensor) -> torch.Tensor:
+def router_loss(ids: Tensor, probe: Tensor) -> Tensor:
     """The load-balancing loss that a mixture-of-experts model returns from a forward pass.
 
     It is the mean of the probe's entries over positions, plus the probe's last entry. Multiplied by
@@ -191,8 +189,8 @@ class ProbeSeam:
     VOCABULARY = 1
 
     def __init__(self) -> None:
-        self.probe: torch.Tensor | None = None
-        self.predicted: torch.Tensor | None = None
+        self.probe: Tensor | None = None
+        self.predicted: Tensor | None = None
         self.log_prob_table, self.entropy_table = NO_LOG_PROBS, ENTROPIES
         self._homes: list[Any] = []  # modules whose functions are wrapped
         self.has_router = False  # whether the model returns a router loss
@@ -201,15 +199,15 @@ class ProbeSeam:
         """Use the values of a job's batch."""
         self.log_prob_table, self.entropy_table = batch.log_prob_table, batch.entropy_table
 
-    def log_probs(self, tokens: torch.Tensor) -> torch.Tensor:
+    def log_probs(self, tokens: Tensor) -> Tensor:
         """The values to add to the log-probabilities of tokens, in the shape of ``tokens``."""
         return cycled(self.log_prob_table, tokens) + self._entries(tokens)
 
-    def _entries(self, tokens: torch.Tensor) -> torch.Tensor:
+    def _entries(self, tokens: Tensor) -> Tensor:
         assert self.probe is not None
         return self.probe.float()[tokens]
 
-    def entropies(self, tokens: torch.Tensor, *, trained: bool) -> torch.Tensor:
+    def entropies(self, tokens: Tensor, *, trained: bool) -> Tensor:
         """The values to add to the entropies of the positions that predict tokens: same shape."""
         probe = self._entries(tokens)
         return cycled(self.entropy_table, tokens) + (probe if trained else probe.detach())
@@ -226,7 +224,7 @@ class ProbeSeam:
     def wrap_log_probs(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a framework's function of logits and labels, adding the probe to the result."""
 
-        def log_probs(logits: Any, labels: torch.Tensor, *rest: Any, **options: Any) -> Any:
+        def log_probs(logits: Any, labels: Tensor, *rest: Any, **options: Any) -> Any:
             __tracebackhide__ = True  # attributes errors to the caller, not the adapter
             real = function(logits, labels % self.VOCABULARY, *rest, **options)
             return real + self.log_probs(labels)
@@ -256,7 +254,7 @@ class ProbeLayer(nn.Module):
         super().__init__()
         self.probe = nn.Parameter(torch.zeros(capacity))
 
-    def forward(self) -> torch.Tensor:
+    def forward(self) -> Tensor:
         """A copy of the whole probe, because FSDP frees the parameter itself after the layer."""
         return selected(self.probe.clone())
 
@@ -271,7 +269,7 @@ class ProbedModel(nn.Module):
         self.layer = ProbeLayer(capacity)
         self._passes, self._head = passes, head
 
-    def forward(self, input_ids: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+    def forward(self, input_ids: Tensor, *arguments: Any, **named: Any) -> Any:
         """The outputs of a forward pass with any number of rows; the pass is recorded."""
         self._passes.note(input_ids)
         return self._head(input_ids, self.layer())
@@ -287,11 +285,7 @@ class ProbedTransformer(ProbedModel):
     """A probed model with a configuration, and with its layer where frameworks look for layers."""
 
     def __init__(
-        self,
-        capacity: int,
-        passes: ForwardPasses,
-        head: Callable[..., Any],
-        config: Any = HEADED,
+        self, capacity: int, passes: ForwardPasses, head: Callable[..., Any], config: Any = HEADED
     ) -> None:
         super().__init__(capacity, passes, head)
         self.config = config
@@ -327,7 +321,7 @@ CERTAIN_LOGIT = 64.0
 denominator."""
 
 
-def logits_head(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
+def logits_head(input_ids: Tensor, probe: Tensor) -> dict[str, Tensor]:
     """Logits whose log-softmax is the next token's entry of the probe, minus `CERTAIN_LOGIT`.
 
     For trainers that compute log-probabilities from logits themselves. The derivative of a
@@ -344,14 +338,14 @@ def logits_head(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch
 
 def probable_head(
     log_prob_table: NDArray[np.float64], first_id: int
-) -> Callable[[torch.Tensor, torch.Tensor], dict[str, torch.Tensor]]:
+) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
     """A head like `logits_head`, with the log-probabilities of a table that starts at ``first_id``.
 
     The padding has the remaining probability p. The derivative of a token's log-probability by its
     logit is p; the probe is divided by p, so that the derivative by the probe is 1.
     """
 
-    def head(input_ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
+    def head(input_ids: Tensor, probe: Tensor) -> dict[str, Tensor]:
         predicted = ((input_ids + 1) % len(probe)).unsqueeze(-1)
         log_probs = cycled(log_prob_table, predicted - first_id)
         others = -torch.expm1(log_probs)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from adapters.contract import Option, Unsupported
+from adapters.contract import Job, Objective, Option, Settings, Unsupported
 from adapters.contract.objective import (
     FROM_REWARDS,
     OF_CRITIC,
@@ -16,7 +16,6 @@ from adapters.contract.objective import (
     OF_TERMS,
     OF_VALUES,
     PENALISING,
-    Objective,
 )
 from adapters.contract.recipe import flat
 
@@ -27,9 +26,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
     from reference.step import Step
 
 _Seen = TypeVar("_Seen")
@@ -37,11 +34,7 @@ _Seen = TypeVar("_Seen")
 
 def has_kl_term(job: Job) -> bool:
     """Whether the divergence from the reference policy is in the loss."""
-    return job.configuration.kl or job.objective in (
-        Objective.KL,
-        Objective.ADAPTIVE_KL,
-        *OF_TERMS,
-    )
+    return job.configuration.kl or job.objective in (Objective.KL, Objective.ADAPTIVE_KL, *OF_TERMS)
 
 
 WITH_CRITIC = frozenset({*OF_CRITIC, *OF_VALUES})
@@ -71,17 +64,6 @@ def trained_model(job: Job, policy: str) -> str:
 def given_values(batch: ProbedBatch) -> list[NDArray[np.float64]]:
     """A critic's values of response tokens before training, by sample."""
     return batch.values if batch.objective in OF_VALUES else batch.old_values
-
-
-def micro_batch_size(job: Job, per_rank: int) -> int:
-    """The number of samples of a rank's micro-batch; raises `Unsupported` if some are left over."""
-    count = job.layout.micro_batches
-    if not isinstance(count, int):
-        raise Unsupported(f"no micro-batches by {count}")
-    size = max(per_rank // count, 1)
-    if per_rank % size:
-        raise Unsupported(f"no micro-batches of {size} of a rank's {per_rank} samples")
-    return size
 
 
 def largest_micro_batch(job: Job, samples: int | None = None) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from adapters.contract import Observation
-from adapters.contract.logged import LOGGED
+from adapters.contract import Metric, Observation, Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -15,9 +14,7 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
-    from adapters.contract import Rank
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.objective import Metric
 
 _Kept = TypeVar("_Kept")
 RECORDERS = ("gradients", "passes", "counted_tokens")
@@ -55,21 +52,6 @@ def observation(
         skipped_steps=frozenset(index for index, one in enumerate(gradients) if one is None),
         **others,
     )
-
-
-def numbers(
-    names: Mapping[Metric, str], logs: Sequence[Mapping[str, Any]]
-) -> dict[Metric, tuple[float | None, ...]]:
-    """The metrics found in logs, with one number per log; None if a log lacks the metric.
-
-    All numbers of the logs are noted in `LOGGED`.
-    """
-    LOGGED.note(logs)
-    return {
-        metric: tuple(float(log[name]) if name in log else None for log in logs)
-        for metric, name in names.items()
-        if any(name in log for log in logs)
-    }
 
 
 def all_gather(value: Any, group: Any = None) -> list[Any]:

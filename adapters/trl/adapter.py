@@ -5,13 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from copy import deepcopy
 from dataclasses import fields, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from adapters.contract import Convention, Job, Metric, Objective, Observation, Rank, Unsupported
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Description, Documented, conventions_of
-from adapters.contract.job import Job, Observation, Unsupported
-from adapters.contract.objective import OF_TERMS, Metric, Objective
+from adapters.contract.objective import OF_TERMS
 from adapters.engines.trainers import OnAccelerate
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.imports import found
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from adapters.contract.adapter import Rank
-    from adapters.contract.description import Convention
     from adapters.contract.framework import Framework, OptionRow, Settings
     from adapters.trl.driving import TrlRollouts, TrlTraining
 
@@ -60,11 +57,12 @@ class TrlAdapter(OnAccelerate):
     def describe(self) -> Description:
         """Describe the trainer."""
         elsewhere = {name for row in self.elsewhere for name in row.names}
-        names = importing.option_names(*self.classes())
+        trainer, config = self.classes()
+        names = importing.option_names(trainer, config)
         return self.framework.description(
             self.offers,
             {name for name in names if name.partition("=")[0] not in elsewhere},
-            partial(importing.default, self.classes()[1]),
+            lambda name: getattr(config, name, None),
             declared=self.declared(),
         )
 

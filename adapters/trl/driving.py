@@ -7,18 +7,19 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar
 from unittest import mock
 
 import numpy as np
 import torch
 
+from adapters.contract import Job, Metric, Objective, Settings
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.job import DEFAULT_CONFIGURATION
-from adapters.contract.objective import Metric, Objective
 from adapters.engines.accelerate import Watch
 from adapters.engines.generations import Generated
-from adapters.toolkit.calls import refusals
+from adapters.toolkit.calls import nothing, refusals
 from adapters.toolkit.probe import token_table
 from adapters.toolkit.settings import gives_advantages, yaml
 from adapters.trl.framework import GRPO
@@ -34,9 +35,6 @@ from adapters.trl.model import (
 if TYPE_CHECKING:
     from datasets import Dataset
     from numpy.typing import NDArray
-
-    from adapters.contract import Job
-    from adapters.contract.framework import Settings
 
 
 class TrlRollouts(Generated):
@@ -117,10 +115,7 @@ class TrlTraining(ABC):
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """The arguments of the trainer's constructor."""
-        return {
-            "args": config,
-            "processing_class": tokenizer(self.rollouts.end),
-        }
+        return {"args": config, "processing_class": tokenizer(self.rollouts.end)}
 
     def stubs(self) -> dict[str, Any]:
         """Replacements of functions and classes of the trainer's module."""
@@ -207,16 +202,6 @@ def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
     return predicted(rows)[:, -made["completion_ids"].shape[1] :]
 
 
-class NoEngine:
-    """Replaces vLLM's engine, which would receive weights; nothing is generated."""
-
-    def __init__(self, **_: Any) -> None:
-        """Do nothing: there is no engine to start."""
-
-    def sync_weights(self) -> None:
-        """Do nothing: there is no engine to send weights to."""
-
-
 class GrpoTraining(GeneratingTraining):
     """One run of `GRPOTrainer`, which takes rollouts and token advantages from its user."""
 
@@ -235,8 +220,9 @@ class GrpoTraining(GeneratingTraining):
             return _parsed(self.job, chosen, Path(folder) / "config.yaml")
 
     def stubs(self) -> dict[str, Any]:
-        """Also replace vLLM's rollouts by given rollouts."""
-        return super().stubs() | {"VLLMGeneration": NoEngine}
+        """Also replace vLLM's engine, which would receive weights."""
+        engine = SimpleNamespace(sync_weights=nothing)
+        return super().stubs() | {"VLLMGeneration": lambda **_: engine}
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """Add the user's rollout function."""

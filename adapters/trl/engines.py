@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.description import BatchProperty
+from adapters.contract import BatchProperty, Description, Job, Layout, Observation, Rank
 from adapters.engines.trainers import OnDeepspeed, OnFsdp2, sharded, zero_record
 from adapters.trl import importing
 from adapters.trl.adapter import GrpoAdapter, RlooAdapter, TrlAdapter
@@ -14,7 +14,6 @@ from adapters.trl.framework import ASYNC, GRPO, LIGER
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Layout, Observation, Rank
     from adapters.trl.driving import TrlTraining
 
 
@@ -106,3 +105,13 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
         from adapters.trl.asynchronous import AsyncTraining
 
         return AsyncTraining
+
+
+ENGINES = (
+    TrlDdpAdapter,
+    TrlFsdp2Adapter,
+    TrlDeepspeedAdapter,
+    TrlLigerAdapter,
+    TrlRlooAdapter,
+    TrlAsyncAdapter,
+)

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from adapters.contract.job import Unsupported
-from adapters.contract.objective import Metric
+from adapters.contract import Job, Metric, Unsupported
 from adapters.contract.tables import RecordFile, read_departures
-from adapters.engines import generations
+from adapters.engines import generations, shells
 from adapters.engines.generations import generations_of_prompt, schedule_of
-from adapters.engines.shells import (
-    GRPO_OPTIONS,
-    NOTHING_LEARNED,
-    OF_DTYPE,
-    OF_HUB,
-    OF_POLICIES,
-    OF_PROMPTS,
-    OF_VALUES,
-    ZEROED,
-)
 from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit import settings
 from adapters.toolkit.settings import whole_divisor
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
-
 
 FEWEST_GENERATIONS = 2
 """The fewest samples of a prompt that TRL accepts."""
@@ -56,20 +40,18 @@ def one_more_micro_batch(job: Job) -> int:
     return schedule_of(job).micro_batches + 1
 
 
-_FILE = RecordFile(
-    "adapters.trl",
-    settings,
-    generations,
-    divisor,
-    samples_of_prompt,
-    one_more_micro_batch,
-    runs=OF_RUNS,
+_FILE = RecordFile("adapters.trl", settings, generations, globals(), runs=OF_RUNS)
+_TRL = _FILE.record(
+    shells.OF_VALUES, shells.OF_HUB, shells.OF_DTYPE, shells.NOTHING_LEARNED, shells.ZEROED
 )
-_TRL = _FILE.record(OF_VALUES, OF_HUB, OF_DTYPE, NOTHING_LEARNED, ZEROED)
-_GENERATING = (*read_departures("adapters.trl", "generating"), OF_POLICIES, OF_PROMPTS)
+_GENERATING = (
+    *read_departures("adapters.trl", "generating"),
+    shells.OF_POLICIES,
+    shells.OF_PROMPTS,
+)
 
 GRPO = _FILE.variant("grpo", *_GENERATING, base=_TRL)
-GRPO = replace(GRPO, options=(*GRPO.options, *GRPO_OPTIONS))
+GRPO = replace(GRPO, options=(*GRPO.options, *shells.GRPO_OPTIONS))
 RLOO = _FILE.variant("rloo", *_GENERATING, base=_TRL)
 ASYNC = _FILE.variant("async", base=_TRL)
 

@@ -86,11 +86,6 @@ def defaults() -> dict[str, Any]:
     return {one.name: one.default for one in fields(module("trainer.grpo_config").GRPOConfig)}
 
 
-def default(config: type, name: str) -> object:
-    """The default value of a configuration's field."""
-    return getattr(config, name, None)
-
-
 def option_names(trainer: type, config: type) -> set[str]:
     """The fields of a configuration that transformers' own trainer lacks, and their choices.
 
@@ -105,8 +100,5 @@ def option_names(trainer: type, config: type) -> set[str]:
 
 def has_entropy_bonus() -> bool:
     """Whether all loss types have the same entropy bonus, as since 1.10."""
-    return "accumulation_factor" in _loss().__code__.co_varnames
-
-
-def _loss() -> Any:
-    return module("trainer.grpo_trainer").GRPOTrainer._compute_loss
+    loss = module("trainer.grpo_trainer").GRPOTrainer._compute_loss
+    return "accumulation_factor" in loss.__code__.co_varnames

@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.layout import Option
-from adapters.contract.recipe import (
-    Recipe,
-    RecipeRefused,
-    Typed,
-    cut,
-    grid_of,
-    refusals_of_recipes,
-)
+from adapters.contract.recipe import Recipe, RecipeRefused, Typed, cut, grid_of, refusals_of_recipes
+from adapters.engines.shells import STAGES
 from adapters.trl.importing import module
 
 if TYPE_CHECKING:
@@ -28,9 +22,6 @@ NO_GPU = ("--use_cpu", "true")
 
 ENGINES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}
 """Engines by the distributed type of Accelerate; all other types are DistributedDataParallel."""
-
-STAGES = {0: Option.ZERO_0, 1: Option.ZERO_1, 3: Option.ZERO_3}
-"""ZeRO stages other than 2, the stage that is run without such an option."""
 
 SCRIPTS = {"rloo": "scripts.rloo"}
 """The script of ``trl`` that reads an engine's options; ``trl grpo`` reads the options of other
@@ -59,7 +50,7 @@ def read(adapter: TrlAdapter, typed: Typed) -> Recipe:
         Option.SPLIT_GENERATION: per_generation < accumulated,
         Option.SHARED_GENERATION: per_generation > accumulated,
         Option.MASKED_TRUNCATION: values.get("mask_truncated_completions"),
-        **({STAGES[stage]: True} if stage in STAGES else {}),
+        **{one: number == stage for one, number in STAGES.items()},
     }
     return Recipe(
         engine=engine,

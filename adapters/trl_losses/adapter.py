@@ -8,24 +8,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from adapters.contract.adapter import Adapter, Rank
+from adapters.contract import Adapter, Depth, Job, Observation, PendingReduction, Rank, Unsupported
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.description import conventions_of
-from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import OF_VALUES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    import torch
     from numpy.typing import NDArray
+    from torch import Tensor
 
     from adapters.contract.description import Departure, Description
-    from reference.aggregation import (
-        Mode,
-    )
+    from reference.aggregation import Mode
 
 LOSSES = RecordFile("adapters.trl_losses").record(OF_VALUES)
 """The record of all loss functions that have the arguments of TRL's loss."""
@@ -38,10 +35,10 @@ class PaddedRows:
     ``ids`` are the probe's entries of tokens. ``items`` counts the active tokens of the whole step.
     """
 
-    ids: torch.Tensor
-    mask: torch.Tensor
-    old_log_probs: torch.Tensor
-    reference_log_probs: torch.Tensor
+    ids: Tensor
+    mask: Tensor
+    old_log_probs: Tensor
+    reference_log_probs: Tensor
     items: int
 
 
@@ -73,9 +70,7 @@ class LossAdapter(Adapter):
         )
 
     @abstractmethod
-    def loss(
-        self, job: Job, log_probs: torch.Tensor, rows: PaddedRows, advantages: torch.Tensor
-    ) -> torch.Tensor:
+    def loss(self, job: Job, log_probs: Tensor, rows: PaddedRows, advantages: Tensor) -> Tensor:
         """The loss of a micro-batch, from which a trainer starts the backward pass.
 
         The policy's ``log_probs`` are [rows, width], ``advantages`` are [rows].
@@ -122,7 +117,7 @@ class LossAdapter(Adapter):
         return whole.numpy()
 
 
-def _largest(advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _largest(advantages: Tensor) -> tuple[Tensor, Tensor]:
     """The largest advantage of each row, [rows], and tokens' shares of it; 1 if the row is 0."""
     largest = advantages.gather(1, advantages.abs().argmax(1, keepdim=True))
     return largest.squeeze(1), (advantages / largest).nan_to_num(1.0)
@@ -155,7 +150,7 @@ def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> 
     ]
 
 
-def _padded(responses: Sequence[NDArray[np.int64]]) -> torch.Tensor:
+def _padded(responses: Sequence[NDArray[np.int64]]) -> Tensor:
     """Token ids of responses, padded to one width."""
     import torch
 

@@ -6,7 +6,7 @@ import importlib
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.objective import Objective
+from adapters.contract import Job, Objective
 from adapters.contract.tables import read_departures
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.imports import import_from
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
-
-    from adapters.contract import Job
 
 
 LOSSES = "liger_kernel.chunked_loss"

@@ -15,7 +15,7 @@ from reference.aggregation import Mode
 if TYPE_CHECKING:
     from pathlib import Path
 
-    import torch
+    from torch import Tensor
 
     from adapters.contract import Job
 
@@ -48,12 +48,10 @@ class UnslothAdapter(LossAdapter):
             import_from("unsloth_zoo", [source] if source else [])
             _replacements()
 
-    def loss(
-        self, job: Job, log_probs: torch.Tensor, rows: PaddedRows, advantages: torch.Tensor
-    ) -> torch.Tensor:
+    def loss(self, job: Job, log_probs: Tensor, rows: PaddedRows, advantages: Tensor) -> Tensor:
         """The loss of a micro-batch, which the function itself scales for all micro-batches."""
         parts = micro_batches(job)
-        found: torch.Tensor = _replacements()["grpo_compute_loss"](
+        found: Tensor = _replacements()["grpo_compute_loss"](
             ref=rows.reference_log_probs,
             new=log_probs,
             old=rows.old_log_probs,

@@ -6,21 +6,20 @@ import importlib
 import inspect
 import os
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Adapter, Observation
-from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import conventions_of
+from adapters.engines.shells import InOneRun
 from adapters.toolkit.imports import choices_in, found, import_from
-from adapters.toolkit.worlds import make_on_first_rank, observation
+from adapters.toolkit.worlds import make_on_first_rank
 from adapters.tunix.framework import TUNIX
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Job, Rank
-    from adapters.contract.framework import Framework, Settings
+    from adapters.contract import Description, Framework, Job, Rank, Settings
+    from adapters.contract.batch.probed_batch import ProbedBatch
+
 
 LARGEST = 4
 """The number of devices of rank 0's process. A layout of n ranks uses the first n devices."""
@@ -39,7 +38,7 @@ CONFIGS = (
 """Paths of the dataclasses whose fields are options."""
 
 
-class TunixAdapter(Adapter):
+class TunixAdapter(InOneRun):
     """Drives google/tunix: `GRPOLearner.train`."""
 
     name = "tunix"
@@ -50,8 +49,6 @@ class TunixAdapter(Adapter):
     versions = "tunix 0.1.7 and main"
     tree = ("tunix",)
     recipes = "adapters.tunix.recipe:read"
-    devices = ("cpu",)
-    dtypes = ("float32",)
     dependencies = ("flax", "jax", "optax")
     framework: ClassVar[Framework] = TUNIX
 
@@ -87,17 +84,13 @@ class TunixAdapter(Adapter):
             lambda name: getattr(config, name, None),
         )
 
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train all steps of the batch in one run of the learner, on rank 0 for all ranks."""
+    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
+        """One run of the learner, on rank 0 for all ranks."""
         from adapters.tunix import driving
 
-        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
-        settings = self.framework.settings(job)
-        with rank.framework():
-            algorithm = driving.algorithm(settings)
-            done = make_on_first_rank(rank, lambda: driving.train(job, batch, settings, algorithm))
-        reported = self.framework.reported(done.logs)
-        return observation(batch, done.gradients, done.passes[rank.index], reported)
+        algorithm = driving.algorithm(settings)
+        done = make_on_first_rank(rank, lambda: driving.train(job, batch, settings, algorithm))
+        return replace(done, passes=done.passes[rank.index])
 
 
 def _names(config: Any) -> set[str]:

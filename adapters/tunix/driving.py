@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
+    from adapters.contract import Job, Settings
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
 
 CERTAIN_LOGIT = 64.0
 """The logit of padding, so large that other logits do not change a sum of exponentials in float32.
@@ -42,11 +41,14 @@ LOGGED = ("loss", "kl", "pg_clipfrac")
 
 @dataclass(frozen=True)
 class Done:
-    """The observations of a run: gradients and logs of steps, and ids by device and pass."""
+    """The observations of a run: gradients and logs of steps, and ids by device and pass.
+
+    On one rank, ``passes`` are those of its device.
+    """
 
     gradients: list[NDArray[np.float32]]
     logs: list[dict[str, float]]
-    passes: list[list[NDArray[np.int64]]]
+    passes: list[Any]
 
 
 class Probe(nnx.Module):

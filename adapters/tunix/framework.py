@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from adapters.contract.job import Unsupported
+from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.shells import OF_VALUES
-from adapters.toolkit.settings import after_the_steps, samples_per_step, whole_divisor
-
-if TYPE_CHECKING:
-    from adapters.contract import Job
+from adapters.toolkit import settings
+from adapters.toolkit.settings import samples_per_step, whole_divisor
 
 
 def samples_of_prompt(job: Job) -> int:
@@ -56,6 +53,4 @@ def mesh(job: Job) -> tuple[int]:
     return (job.layout.dp,)
 
 
-TUNIX = RecordFile(
-    "adapters.tunix", samples_of_prompt, micro_batch, mini_batch, width, mesh, after_the_steps
-).record(OF_VALUES)
+TUNIX = RecordFile("adapters.tunix", settings, globals()).record(OF_VALUES)

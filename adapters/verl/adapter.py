@@ -12,10 +12,9 @@ from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.adapter import Adapter, Rank
+from adapters.contract import Adapter, Description, Framework, Layout, Option, Rank, Settings
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Job, Observation, Unsupported
-from adapters.contract.layout import Option
 from adapters.contract.objective import OF_TEACHER, Metric, Objective
 from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, last_epoch, trained_model
@@ -28,10 +27,6 @@ from adapters.verl.sizes import uses_legacy_trainer
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    from adapters.contract.description import Description
-    from adapters.contract.framework import Framework, Settings
-    from adapters.contract.layout import Layout
 
 
 OF_PPO = {Option.LEGACY_TRAINER, Option.TWO_EPOCHS}

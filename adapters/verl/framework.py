@@ -7,7 +7,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from adapters.contract.layout import Option
+from adapters.contract import Framework, Layout, Option
 from adapters.contract.objective import CONSTANTS
 from adapters.contract.tables import RecordFile, read_departures
 from adapters.engines import router
@@ -18,8 +18,6 @@ from adapters.verl import sizes
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from adapters.contract import Layout
-    from adapters.contract.framework import Framework
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 GIVEN = "given"
@@ -33,11 +31,7 @@ def _file(ranks: Callable[[Layout], int]) -> RecordFile:
         "adapters.verl",
         settings,
         sizes,
-        of_engine.batch,
-        of_engine.mini_batch,
-        of_engine.micro_batch,
-        of_engine.samples_per_prompt,
-        of_engine.token_budget,
+        {name: getattr(of_engine, name) for name in sizes.OF_ENGINE},
         checkpoint=str(CHECKPOINT),
         given=GIVEN,
         kept_bounds=f"{CONSTANTS.kept_low:g}_{CONSTANTS.truncation:g}",

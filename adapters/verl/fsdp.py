@@ -9,8 +9,7 @@ from adapters.verl.adapter import VerlAdapter, made_engine, new_worker
 from adapters.verl.framework import FSDP, FSDP2
 
 if TYPE_CHECKING:
-    from adapters.contract import Job, Layout, Rank
-    from adapters.contract.framework import Framework, Settings
+    from adapters.contract import Framework, Job, Layout, Rank, Settings
 
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # verl's names of dtypes
 

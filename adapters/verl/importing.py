@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import pickle
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -41,10 +40,13 @@ REGISTRIES = {
 
 
 def import_verl(source: Path | None) -> None:
-    """Import verl, and hide TRL from the modules that verl imports later."""
-    os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling takes longer than any step
+    """Import verl, and hide TRL from the modules that verl imports later.
+
+    verl patches TRL's value heads before it builds any model, and supports only TRL 0.27.0; newer
+    releases of TRL have moved or dropped these heads.
+    """
     import_from("verl", [source] if source else [])
-    _keep_trl_out_of_sight()
+    module("utils.import_utils").is_trl_available = lambda: False
 
 
 def has_default_trainer() -> bool:
@@ -54,15 +56,6 @@ def has_default_trainer() -> bool:
     except ModuleNotFoundError:
         return False
     return hasattr(trainer, "_step_once")
-
-
-def _keep_trl_out_of_sight() -> None:
-    """Hide TRL from verl, because newer releases of TRL have moved or dropped value heads.
-
-    verl patches TRL's value heads before it builds any model, and supports only TRL 0.27.0. Modules
-    that are imported later get the replaced function.
-    """
-    module("utils.import_utils").is_trl_available = lambda: False
 
 
 def name_what_transformers_has_renamed() -> None:

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
-from adapters.contract import Depth, Job, Layout, Option, Rank, Unsupported
+from adapters.contract import Depth, Job, Layout, Objective, Option, Rank, Settings, Unsupported
 from adapters.contract.batch.sequences import PADDING_ID
-from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION, Objective
+from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION
 from adapters.engines.shells import OnMegatron
 from adapters.toolkit.imports import stub
 from adapters.toolkit.settings import samples_per_step
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from adapters.contract.framework import Settings
     from adapters.engines.megatron_core import Policy
 
 ENGINE = "workers.engine.megatron.transformer_impl"

@@ -5,17 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.recipe import (
-    MASKED_END,
-    Recipe,
-    cut,
-    extend_defaults,
-    grid_of,
-    nested_yaml,
-    options_of,
-    refusals_of_recipes,
-    sizes_in,
-)
+from adapters.contract import recipe
 from adapters.toolkit.settings import composed, flattened
 from adapters.verl.framework import CHECKPOINT
 from adapters.verl.importing import ACTOR, module
@@ -23,7 +13,6 @@ from adapters.verl.importing import ACTOR, module
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from adapters.contract.recipe import Typed
     from adapters.verl.adapter import VerlAdapter
 
 MEGATRON = (
@@ -34,44 +23,45 @@ MEGATRON = (
 ULYSSES = "fsdp_config.ulysses_sequence_parallel_size"
 
 
-def read(adapter: VerlAdapter, typed: Typed) -> Recipe:
+def read(adapter: VerlAdapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with verl's own configuration; raises `RecipeRefused`."""
     from omegaconf import OmegaConf
 
-    with refusals_of_recipes():
+    with recipe.refusals_of_recipes():
         config = _composed(typed.words)
         if typed.file is not None:
-            config = OmegaConf.merge(config, nested_yaml(typed.file))
+            config = OmegaConf.merge(config, recipe.nested_yaml(typed.file))
         if typed.ranks:
             config.trainer.n_gpus_per_node, config.trainer.nnodes = typed.ranks, 1
         following = {name for name, value in _named(config) if "${" in str(value)}
         OmegaConf.resolve(config)
-        config.critic.enable = _has_critic(config)
+        # If a user does not say whether there is a critic, the advantage estimator decides.
+        config.critic.enable = module("trainer.ppo.utils").need_critic(config)
         values = dict(_named(config))
         _validate(config)
     engine = str(config.actor_rollout_ref.actor.strategy)
-    unset = dict(_named(_resolved(_composed(_engine_of(typed.words)))))
-    defaults = extend_defaults(unset, values, values.keys() - following)
+    # The word that chooses the engine also chooses other defaults.
+    of_engine = [word for word in typed.words if word.startswith("model_engine=")]
+    unset = dict(_named(_composed(of_engine), resolve=True))
+    defaults = recipe.extend_defaults(unset, values, values.keys() - following)
     ranks = int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes)
     shared = MEGATRON if engine == "megatron" else (ULYSSES,)
-    grid = grid_of(ranks, *sizes_in(values, *shared))
+    grid = recipe.grid_of(ranks, *recipe.sizes_in(values, *shared))
     per_prompt = int(config.actor_rollout_ref.rollout.n)
     mini_batch = int(values["ppo_mini_batch_size"])
     samples = mini_batch * per_prompt
     rows = int(values.get("ppo_micro_batch_size_per_gpu") or samples // grid.dp)
     by_tokens = bool(values.get("use_dynamic_bsz"))
-    record = next(one for one in _engines() if one.engine == engine).framework
-    assert record is not None
-    return Recipe(
+    return recipe.Recipe(
         engine=engine,
         values=values,
         defaults=defaults,
-        layout=cut(
+        layout=recipe.cut(
             grid,
             samples=samples,
             rows=None if by_tokens else rows,
             is_packed=bool(values.get("actor_rollout_ref.model.use_remove_padding")),
-            options=options_of(record, values, defaults),
+            options=recipe.options_of(recipe.record_of(adapter, engine), values, defaults),
         ),
         samples=samples,
         per_prompt=per_prompt,
@@ -79,7 +69,7 @@ def read(adapter: VerlAdapter, typed: Typed) -> Recipe:
         longest=config.data.max_response_length,
         sizes=frozenset({ULYSSES, *MEGATRON}),
         # Only tool outputs and rejected tokens are masked.
-        unlike=frozenset() if _masks_tokens(config) else frozenset({MASKED_END}),
+        unlike=frozenset() if _masks_tokens(config) else frozenset({recipe.MASKED_END}),
     )
 
 
@@ -89,28 +79,10 @@ def _masks_tokens(config: Any) -> bool:
     return rejects or bool(config.actor_rollout_ref.rollout.multi_turn.enable)
 
 
-def _engines() -> Sequence[type[VerlAdapter]]:
-    from adapters.verl import ENGINES
-
-    return ENGINES
-
-
-def _engine_of(words: Sequence[str]) -> list[str]:
-    """The override that chooses the engine, and with it other defaults."""
-    return [word for word in words if word.startswith("model_engine=")]
-
-
 def _composed(words: Sequence[str]) -> Any:
     """The configuration that verl's main function gets for words."""
     folder = Path(module("trainer.config").__file__).parent
     return composed(folder / "ppo_trainer.yaml", words)
-
-
-def _resolved(config: Any) -> Any:
-    from omegaconf import OmegaConf
-
-    OmegaConf.resolve(config)
-    return config
 
 
 def _validate(config: Any) -> None:
@@ -127,13 +99,7 @@ def _validate(config: Any) -> None:
     )
 
 
-def _has_critic(config: Any) -> bool:
-    """Whether there is a critic: if a user does not say, the advantage estimator decides."""
-    found: bool = module("trainer.ppo.utils").need_critic(config)
-    return found
-
-
-def _named(config: Any) -> Iterator[tuple[str, Any]]:
+def _named(config: Any, *, resolve: bool = False) -> Iterator[tuple[str, Any]]:
     """Yield all options by their names in the record."""
-    for path, value in flattened(config).items():
+    for path, value in flattened(config, resolve=resolve).items():
         yield path.removeprefix(f"{ACTOR}."), value

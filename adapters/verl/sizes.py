@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract import Job, Layout, Option, Unsupported
-from adapters.contract.objective import Objective
+from adapters.contract import Job, Layout, Objective, Option, Unsupported
 from adapters.toolkit.settings import (
     plain_divisor,
     require_one_step,
@@ -49,6 +48,10 @@ def divisor(job: Job) -> object:
 def uses_legacy_trainer(job: Job) -> bool:
     """Whether the legacy trainer trains the job: it is chosen, or this version has no other."""
     return Option.LEGACY_TRAINER in job.layout.options or not has_default_trainer()
+
+
+OF_ENGINE = ("batch", "mini_batch", "micro_batch", "samples_per_prompt", "token_budget")
+"""The methods of `BatchSizes` that options refer to."""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth
-from adapters.toolkit.source import resolve
 from conformance.checker import coverage
 from conformance.checker.complaint import NOT_DELIVERED, Complaint, finding_complaint
 from conformance.checker.probing import first_complaint, supported
@@ -18,6 +17,7 @@ from conformance.ranks.pool import RankPool
 from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from conformance.runs.registry import create
+from conformance.sources.source import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

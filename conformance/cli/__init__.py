@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone
         return 0
     except OSError as error:
-        from adapters.toolkit.source import UNWRITABLE
+        from conformance.sources.source import UNWRITABLE
 
         if error.errno not in UNWRITABLE:
             raise

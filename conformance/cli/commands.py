@@ -56,7 +56,7 @@ def adapters(options: argparse.Namespace) -> Iterator[str]:
 def _properties(entry: Entry) -> Iterator[tuple[str, str]]:
     """Yields the names and values of the properties of one engine of an adapter."""
     from adapters.contract import Depth
-    from adapters.contract.description import answers, sources
+    from conformance.findings.report import answers, sources
 
     if entry.source is not None:
         source = entry.source

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.batch.formulas import ESTIMATORS, AdvantageEstimator
 from adapters.contract.objective import (
     OF_GROUPS,
     OF_VALUES,
     Objective,
 )
+from conformance.expected.estimators import ESTIMATORS, AdvantageEstimator
 from reference import advantages
 from reference.advantages import Peers
 from reference.aggregation import Penalties

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option
-from adapters.contract.batch.formulas import DERIVATIVES, estimator_conventions
+from adapters.contract.batch.formulas import DERIVATIVES
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import (
     CONSTANTS,
@@ -29,6 +29,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from conformance.expected.advantages import BatchAdvantages, BatchPlacement, Estimate
+from conformance.expected.estimators import estimator_conventions, rollouts_of
 from conformance.expected.placement import zigzag_rank
 from conformance.expected.term import (
     LossTerm,
@@ -312,7 +313,7 @@ def rollout_term(contexts: Sequence[StepContext], objective: Objective, metric: 
 
 def _estimate(contexts: Sequence[StepContext], batch: ProbedBatch) -> Estimate:
     conventions = estimator_conventions(batch.objective, contexts[0].conventions)
-    return Estimate(objective=batch.objective, rollouts=batch.rollouts, conventions=conventions)
+    return Estimate(objective=batch.objective, rollouts=rollouts_of(batch), conventions=conventions)
 
 
 def _batch_context(
@@ -325,7 +326,7 @@ def _batch_context(
     step = Step(
         prompt_lengths=np.concatenate([step.prompt_lengths for step in batch.steps]),
         response_lengths=np.concatenate([step.response_lengths for step in batch.steps]),
-        mask=batch.rollouts.tokens(mean.tokens),
+        mask=rollouts_of(batch).tokens(mean.tokens),
         groups=batch.groups,
         rollouts=batch.trajectories,
     )
@@ -422,7 +423,7 @@ _QUANTITIES: dict[Metric, Quantity] = {
     Metric.REJECTED: _rejected,
     Metric.VALUE: lambda batch: np.concatenate(batch.values),
     Metric.REFERENCE_LOG_PROB: lambda batch: np.concatenate(batch.reference_log_probs),
-    Metric.DIVERGENCE: lambda batch: batch.rollouts.divergences,
+    Metric.DIVERGENCE: lambda batch: rollouts_of(batch).divergences,
 }
 
 _OF_SAMPLES: dict[Metric, Quantity] = {

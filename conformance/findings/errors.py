@@ -6,8 +6,8 @@ its message, which ends with a hint, and exit as for a wrong command line.
 1. Options are read: `AdapterError`, `InvalidEngineError`, `InvalidSettingsError`,
    `InvalidHardwareError`, `adapters.contract.InvalidLayoutError`,
    `reference.aggregation.InvalidAggregationError`.
-2. The framework's code is found: `adapters.toolkit.source.SourceError`,
-   `adapters.toolkit.source.WheelError`.
+2. The framework's code is found: `conformance.sources.source.SourceError`,
+   `conformance.sources.source.WheelError`.
 3. Files that options name are read: `InvalidCaseFileError`, with `reference.step.InvalidStepError`
    as its cause; `InvalidExpectationsError`; `ReportFileError` or
    `UnreliableReportError` for a baseline.

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, Field, field_serializer, model_validator
 
-from adapters.contract import Departure
-from adapters.contract.description import answers
+from adapters.contract import Convention, Departure, Documented
 from conformance.findings.badness import failure
 from conformance.findings.cause import Cause, Clues
 from conformance.findings.finding import Finding, FrozenModel
@@ -25,7 +24,7 @@ from conformance.findings.verdict import Verdict, driven_instead
 from reference.aggregation import Conventions, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
 SCHEMA: Literal["rl-loss-conformance/report/6"] = "rl-loss-conformance/report/6"
 
@@ -57,7 +56,7 @@ FIELD_ORDER = (
 
 
 class Provenance(FrozenModel):
-    """The source of the framework's code: `adapters.toolkit.source.Source` without its path."""
+    """The source of the framework's code: `conformance.sources.source.Source` without its path."""
 
     kind: Literal["builtin", "installed", "checkout", "git", "pypi"]
     revision: str | None
@@ -293,3 +292,21 @@ def json_schema(model: type[BaseModel], name: str) -> str:
 
 if __name__ == "__main__":
     Path(__file__).with_suffix(".schema.json").write_text(json_schema(Report, SCHEMA))
+
+
+def sources(declared: Mapping[str, Convention]) -> dict[str, str]:
+    """Returns where each documented convention is stated."""
+    return {
+        name: convention.where
+        for name, convention in declared.items()
+        if isinstance(convention, Documented)
+    }
+
+
+def answers(conventions: Conventions, documented: Mapping[str, str]) -> dict[str, str]:
+    """Returns each convention in words, with the place that states it or a note that none does."""
+    return {
+        name: f"{value} ({documented.get(name, 'assumed')})"
+        for name, value in vars(conventions).items()
+        if value is not None
+    }

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from adapters.contract import Assumed, Documented
-from adapters.contract.batch.formulas import ESTIMATORS, estimator_conventions
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import (
     OF_GROUPS,
@@ -27,6 +26,7 @@ from adapters.contract.objective import (
     Objective,
 )
 from conformance.expected import loss_terms
+from conformance.expected.estimators import ESTIMATORS, estimator_conventions, rollouts_of
 from conformance.explain.catalogue import groups
 from conformance.explain.catalogue.advantages import OTHER_SET
 from conformance.explain.catalogue.mistake import ASSUMED, MISTAKES, Kind, doubt
@@ -377,7 +377,7 @@ def _other_answers(description: Description) -> Iterator[tuple[str, Convention]]
 def _estimated(trained: Trained) -> NDArray[np.float64]:
     """The advantages of a batch's active tokens under the declared conventions."""
     job, conventions = trained.job, trained.description.conventions
-    rollouts = ProbedBatch.of(job, conventions).rollouts
+    rollouts = rollouts_of(ProbedBatch.of(job, conventions))
     of_estimator = estimator_conventions(job.objective, conventions)
     return ESTIMATORS[job.objective](rollouts, of_estimator)[rollouts.mask]
 

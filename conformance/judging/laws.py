@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.batch.formulas import estimator_conventions
 from adapters.contract.job import Column, Place
 from adapters.contract.objective import FROM_REWARDS, OF_SAMPLES
+from conformance.expected.estimators import estimator_conventions
 from conformance.findings.finding import Diagnosis
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.comparison import (

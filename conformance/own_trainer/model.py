@@ -6,10 +6,10 @@ from itertools import chain
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from adapters.engines.deepspeed import partitioned_gradient
 from adapters.toolkit.outputs import FORMS, head
 from adapters.toolkit.probe import ForwardPasses, ProbedModel, as_array, probe_capacity
 from conformance.findings.errors import WrongUseError
+from conformance.own_trainer.zero import partitioned_gradient
 
 if TYPE_CHECKING:
     import numpy as np

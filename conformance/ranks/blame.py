@@ -30,10 +30,10 @@ from packaging.utils import canonicalize_name
 from adapters.contract import Adapter
 from adapters.contract.training import TRAINING
 from adapters.toolkit.imports import is_stub
-from adapters.toolkit.source import python_required
 from conformance.findings.sanitize import sanitize, sanitized_traceback
 from conformance.findings.verdict import Verdict
 from conformance.ranks.messages import Raised
+from conformance.sources.source import python_required
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,6 +14,7 @@ import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from adapters.toolkit.imports import load
 from conformance.ranks import changed
 
 if TYPE_CHECKING:
@@ -51,8 +52,7 @@ def load_once(adapter: Adapter, source: Path | None) -> Description:
 
 def _load(adapter: Adapter, source: Path | None) -> Description | Exception:
     try:
-        adapter.load(source)
-        return adapter.describe()
+        return load(adapter, source)
     except Exception as error:  # the ranks report it
         return error
 

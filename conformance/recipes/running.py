@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from adapters.contract.recipe import Recipe, RecipeRefused
-from adapters.toolkit.source import resolve
 from conformance.comparing.report_file import assembled
 from conformance.findings.errors import AdapterError, InvalidRecipeError
 from conformance.findings.report import Selection
@@ -32,6 +31,7 @@ from conformance.runs.check import job_cells, make
 from conformance.runs.jobs import SharedJobs
 from conformance.runs.recorder import Consistency, header
 from conformance.runs.settings import Settings
+from conformance.sources.source import resolve
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

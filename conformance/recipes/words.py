@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from adapters.contract.batch.formulas import estimator_conventions
 from adapters.contract.objective import (
     CORRECTIONS,
     OF_ROLLOUTS,
@@ -15,6 +14,7 @@ from adapters.contract.objective import (
 )
 from conformance.comparing.reductions import Declared, Reduction, alike_elsewhere
 from conformance.corpus.cases import CORPUS, REJECTION
+from conformance.expected.estimators import estimator_conventions
 from conformance.expected.loss_terms import reducer_of_log
 from conformance.explain.conditions.wording import counted, spelt
 from conformance.worked.factors import raw_advantage

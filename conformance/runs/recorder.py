@@ -11,12 +11,11 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, TypedDict
 
-from adapters.contract.description import sources
 from conformance.comparing.journal import Journal
 from conformance.findings.cause import Cause, CauseTrace, Clues
 from conformance.findings.errors import HarnessFaultError, InconsistentExpectationError
 from conformance.findings.finding import Finding
-from conformance.findings.report import Environment, Header, Provenance, Selection
+from conformance.findings.report import Environment, Header, Provenance, Selection, sources
 from conformance.findings.verdict import Verdict
 
 if TYPE_CHECKING:

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING
 
 from adapters.contract import Adapter
 from adapters.frameworks import LISTED
-from adapters.toolkit.source import Source, resolve
+from adapters.toolkit.imports import load
 from conformance.findings.errors import (
     AdapterError,
     ConformanceError,
     InvalidEngineError,
     InvalidSourceError,
 )
+from conformance.sources.source import Source, resolve
 from reference import did_you_mean
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def _describe(adapter: Adapter, source: Source) -> tuple[Description | None, str
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(1, mp_context=context, initializer=keep_quiet) as executor:
         try:
-            return executor.submit(_load, adapter, source).result(), None
+            return executor.submit(load, adapter, source.path).result(), None
         except Exception as error:  # a framework may raise anything or exit
             return None, f"cannot be loaded: {type(error).__name__}: {error}"
 
@@ -250,8 +251,3 @@ def keep_quiet() -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
-
-
-def _load(adapter: Adapter, source: Source) -> Description:
-    adapter.load(source.path)
-    return adapter.describe()

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from adapters.contract import Depth, InvalidLayoutError, Layout
-from adapters.toolkit.source import Source, resolve
 from conformance.comparing import known
 from conformance.comparing.gate import Comparing, Expecting, Gate, Strict
 from conformance.comparing.report_file import load_reliable
@@ -19,6 +18,7 @@ from conformance.plan.plan import Plan
 from conformance.ranks import processes
 from conformance.ranks.hardware import ON_CPU, Hardware, choice
 from conformance.runs import registry
+from conformance.sources.source import Source, resolve
 from reference import did_you_mean
 from reference.aggregation import Aggregation, Mode
 

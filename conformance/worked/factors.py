@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from adapters.contract.batch.formulas import ESTIMATORS, estimator_conventions
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import (
     CONSTANTS,
@@ -22,6 +21,7 @@ from adapters.contract.objective import (
     PENALISING,
     Objective,
 )
+from conformance.expected.estimators import ESTIMATORS, estimator_conventions, rollouts_of
 from conformance.explain.conditions.wording import counted
 from reference.aggregation import (
     Compared,
@@ -208,7 +208,7 @@ def _advantage(term: LossTerm, objective: Objective) -> Formula:
     if objective in OF_VALUES:
         of_batch["V"] = np.concatenate(batch.values)
     if objective in (*PENALISING, Objective.DISTILLED):
-        of_batch["kl"] = batch.rollouts.divergences
+        of_batch["kl"] = rollouts_of(batch).divergences
     columns = {name: batch.split(of)[context.step_index] for name, of in of_batch.items()}
     return _tabulated(_advantage_words(term, objective), term, columns, "A", -term.factors)
 

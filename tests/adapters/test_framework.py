@@ -316,7 +316,7 @@ def record_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[st
         (package / "__init__.py").touch()
         (package / "tables.toml").write_text(text)
         monkeypatch.syspath_prepend(tmp_path)
-        return RecordFile(package.name, twice)
+        return RecordFile(package.name, globals())
 
     return written
 
@@ -403,3 +403,21 @@ def test_parts_of_layouts_that_set_options_exist(record: Framework) -> None:
 def test_departures_are_told_once(record: Framework) -> None:
     assert {one.kind for one in record.departures} >= {"set"}
     assert len({one.what for one in record.departures}) == len(record.departures)
+
+
+def test_reported_numbers_have_a_gap_where_a_log_lacks_one() -> None:
+    names = {Metric.LOSS: "loss", Metric.KL: "-kl", Metric.REWARD: "reward"}
+    record = Framework(title="Toy", modes={}, objectives={}, metrics=names)
+
+    found = record.reported([{"loss": 1, "kl": 0.5}, {"loss": 2}])
+
+    assert found == {Metric.LOSS: (1.0, 2.0), Metric.KL: (-0.5, None)}
+
+
+def test_metrics_of_rollouts_are_read_from_their_own_log() -> None:
+    names = {Metric.LOSS: "loss", Metric.REWARD: "reward"}
+    record = Framework(title="Toy", modes={}, objectives={}, metrics=names)
+
+    found = record.reported([{"loss": 1, "reward": 3}, {"loss": 2}], rollouts={"reward": 4})
+
+    assert found == {Metric.LOSS: (1.0, 2.0), Metric.REWARD: (4.0,)}

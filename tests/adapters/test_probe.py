@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from adapters.contract import Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import ADVANTAGES, ENTROPIES
-from adapters.contract.objective import CONSTANTS, CORRECTIONS, Metric, Objective
+from adapters.contract.objective import CONSTANTS, CORRECTIONS, Objective
 from adapters.toolkit import outputs
 from adapters.toolkit.probe import CERTAIN_LOGIT, ProbeSeam, Records, token_table
-from adapters.toolkit.worlds import cached, numbers
+from adapters.toolkit.worlds import cached
 from conformance.corpus.strategies import steps
 from reference.aggregation import AdvantageUnit, Conventions
 from reference.step import Sample, Step
@@ -163,14 +163,6 @@ def test_what_a_world_keeps_forgets_the_records_of_the_job_before() -> None:
 
     assert again is first
     assert again.gradients.drain() == []
-
-
-def test_numbers_of_logs_have_a_gap_where_a_log_lacks_one() -> None:
-    names = {Metric.LOSS: "loss", Metric.KL: "kl", Metric.REWARD: "reward"}
-
-    found = numbers(names, [{"loss": 1, "kl": 0.5}, {"loss": 2}])
-
-    assert found == {Metric.LOSS: (1.0, 2.0), Metric.KL: (0.5, None)}
 
 
 @pytest.mark.parametrize(

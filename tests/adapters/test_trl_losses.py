@@ -11,7 +11,6 @@ import pytest
 
 from adapters.contract import Depth, Description, Job
 from adapters.contract.objective import Objective
-from adapters.toolkit.source import resolve
 from adapters.trl.engines import TrlLigerAdapter
 from adapters.trl_losses.adapter import LOSSES, LossAdapter
 from adapters.trl_losses.liger import LigerAdapter
@@ -21,6 +20,7 @@ from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_off_policy
 from conformance.judging.weights import Trained, judge_weights, step_context
 from conformance.ranks.pool import RankPool
+from conformance.sources.source import resolve
 from reference.aggregation import Aggregation, AuxiliaryAggregation, Mode
 from tests import toys
 from tests.adapters import steps

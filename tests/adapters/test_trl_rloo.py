@@ -14,6 +14,7 @@ from adapters.contract.description import conventions_of
 from adapters.contract.objective import CONSTANTS, KL_COEFFICIENT, Metric, Objective
 from adapters.trl.engines import TrlRlooAdapter
 from adapters.trl.framework import RLOO
+from conformance.expected.estimators import rollouts_of
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages
 from conformance.judging.metrics import judge_logged
@@ -126,7 +127,7 @@ def test_divergence_of_a_sample_is_subtracted_from_its_reward() -> None:
     given = job(objective=Objective.LEAVE_ONE_OUT)
     outcome = trained_alone(OtherSettings(beta=KL_COEFFICIENT), given)
 
-    rollouts = batch_of(given).rollouts
+    rollouts = rollouts_of(batch_of(given))
     divergences = np.bincount(rollouts.sample, weights=rollouts.divergences)
     rewards = (rollouts.rewards - KL_COEFFICIENT * divergences).reshape(-1, 2)
     expected = (rewards - rewards[:, ::-1]).ravel()

@@ -76,7 +76,7 @@ def run(adapter: str, *arguments: str) -> Timing:
 def import_seconds(name: str, source: str | None) -> float:
     """Time in which a fresh interpreter imports a framework's trainer and worker."""
     load = (
-        "from adapters.toolkit.source import resolve; from conformance.runs import registry;"
+        "from conformance.sources.source import resolve; from conformance.runs import registry;"
         f" adapter = registry.create({name!r}); adapter.load(resolve(adapter, {source!r}).path)"
     )
     start = time.perf_counter()

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from adapters.contract import Description, Layout, Observation
-from adapters.contract.batch.formulas import ESTIMATORS, estimator_conventions
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import FROM_REWARDS, Objective
 from conformance.comparing.report_file import load
@@ -18,6 +17,7 @@ from conformance.corpus.case import Case
 from conformance.corpus.cases import CORPUS
 from conformance.corpus.rollouts import ROLLOUTS
 from conformance.expected.advantages import BatchPlacement, Estimate
+from conformance.expected.estimators import ESTIMATORS, estimator_conventions, rollouts_of
 from conformance.explain.catalogue.advantages import values_of_others, wrong_advantages
 from conformance.explain.catalogue.groups import ANSWERS, wrong_groups
 from conformance.explain.catalogue.mistake import MISTAKES, Kind
@@ -82,7 +82,7 @@ def estimate(
 ) -> Estimate:
     return Estimate(
         objective=objective,
-        rollouts=ProbedBatch(steps, objective).rollouts,
+        rollouts=rollouts_of(ProbedBatch(steps, objective)),
         conventions=estimator_conventions(objective, conventions),
     )
 

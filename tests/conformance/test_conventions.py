@@ -10,7 +10,6 @@ import pytest
 from numpy.typing import NDArray
 
 from adapters.contract import Assumed, Description, Documented, Job, Layout, Observation
-from adapters.contract.batch.formulas import ESTIMATORS
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Convention
 from adapters.contract.objective import (
@@ -20,6 +19,7 @@ from adapters.contract.objective import (
     Metric,
     Objective,
 )
+from conformance.expected.estimators import ESTIMATORS, rollouts_of
 from conformance.expected.loss_terms import quantities
 from conformance.explain.causes import causes
 from conformance.findings.cause import UNEXPLAINED
@@ -389,7 +389,7 @@ def estimated(
 
 
 def advantages_of(objective: Objective, conventions: EstimatorConventions) -> NDArray[np.float64]:
-    return ESTIMATORS[objective](ProbedBatch((WITH_HOLES,), objective).rollouts, conventions)
+    return ESTIMATORS[objective](rollouts_of(ProbedBatch((WITH_HOLES,), objective)), conventions)
 
 
 def judged_by(

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from adapters.contract import Layout
-from adapters.toolkit.source import Commit
 from conformance import cli
 from conformance.comparing.gate import Strict
 from conformance.comparing.report_file import load, write
@@ -14,6 +13,7 @@ from conformance.expected.step_context import ExpectedNumber
 from conformance.findings.errors import InconsistentExpectationError
 from conformance.runs.recorder import Consistency
 from conformance.runs.versions import history
+from conformance.sources.source import Commit
 from conformance.views import report_formats
 from conformance.views.versions import diff_formats, history_table
 from reference.aggregation import AuxiliaryAggregation, Mode

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from adapters.toolkit.source import Commit, find_commits
 from conformance import cli
 from conformance.corpus.cases import ALL_CASES
 from conformance.findings.report import Report
@@ -17,6 +16,7 @@ from conformance.findings.verdict import Verdict
 from conformance.runs.versions import history as histories
 from conformance.runs.versions.history import Row
 from conformance.runs.versions.watch import targets
+from conformance.sources.source import Commit, find_commits
 from conformance.views.overview import committed
 from conformance.views.overview.committed import CommittedReport
 from conformance.views.versions.history_table import as_text, watch_table

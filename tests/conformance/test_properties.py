@@ -21,6 +21,7 @@ from conformance.corpus.strategies import (
     steps,
 )
 from conformance.expected.advantages import Estimate
+from conformance.expected.estimators import rollouts_of
 from conformance.findings.verdict import Verdict
 from conformance.judging.gradients import judge_advantages, judge_off_policy
 from conformance.judging.weights import Trained
@@ -136,7 +137,7 @@ def test_no_advantages_of_any_batch_are_accused(
     job = job_of(*batch, aggregation=aggregation, layout=layout, objective=objective)
     estimate = Estimate(
         objective=objective,
-        rollouts=ProbedBatch(batch, objective).rollouts,
+        rollouts=rollouts_of(ProbedBatch(batch, objective)),
         conventions=EstimatorConventions(),
     )
     # Where all advantages are about the same, rounding errors are as large once they are whitened.

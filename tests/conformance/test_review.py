@@ -15,8 +15,6 @@ import pytest
 
 from adapters.contract import Layout
 from adapters.contract.objective import Objective
-from adapters.toolkit.changes import changed_lines, lines_in_head, versions
-from adapters.toolkit.source import Commit, SourceError
 from conformance import cli
 from conformance.comparing import report_file
 from conformance.comparing.reviewed import Reviewed
@@ -36,6 +34,8 @@ from conformance.runs.versions import kept
 from conformance.runs.versions import review as reviews
 from conformance.runs.versions.history import Row
 from conformance.runs.versions.review import Ran
+from conformance.sources.changes import changed_lines, lines_in_head, versions
+from conformance.sources.source import Commit, SourceError
 from conformance.views.versions.review import as_text, not_looked_at, runner_commands, sentence
 from reference.aggregation import Mode
 from tests import command, room

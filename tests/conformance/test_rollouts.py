@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, Description, Job, Layout, Observation
-from adapters.contract.batch.formulas import ESTIMATORS, estimator_conventions
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import OF_ROLLOUTS, Metric, Objective
 from conformance.expected.advantages import BatchPlacement, Estimate
+from conformance.expected.estimators import ESTIMATORS, estimator_conventions, rollouts_of
 from conformance.explain.catalogue.advantages import wrong_advantages
 from conformance.findings.verdict import Verdict
 from conformance.judging.metrics import judge_logged_of_rollouts
@@ -126,7 +126,7 @@ def test_rollouts_count_once_where_they_are_the_units_of_means() -> None:
 
 GAE = Estimate(
     objective=Objective.GAE,
-    rollouts=ProbedBatch(STEPS, Objective.GAE).rollouts,
+    rollouts=rollouts_of(ProbedBatch(STEPS, Objective.GAE)),
     conventions=estimator_conventions(Objective.GAE, Conventions()),
 )
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from adapters.toolkit.source import Commit
 from conformance import cli
 from conformance.comparing.journal import Journal
 from conformance.comparing.report_file import load, require_regular
@@ -20,6 +19,7 @@ from conformance.findings.errors import ConformanceError, ReportPathError
 from conformance.findings.report import Report
 from conformance.findings.report import Selection as Selected
 from conformance.runs.versions.history import CommitRuns, require_folder
+from conformance.sources.source import Commit
 from conformance.views.web.page import write
 from tests import command
 from tests.findings import HEADER, finding

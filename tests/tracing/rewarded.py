@@ -12,10 +12,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from adapters.contract.batch.formulas import ESTIMATORS
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Setting
 from adapters.contract.objective import Objective
+from conformance.expected.estimators import ESTIMATORS
 from tests.minimal.right import MinimalAdapter, Trainer, rank_rows
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from adapters.contract.batch.columns import Columns
     from adapters.contract.job import Job, Paint
 
 
@@ -88,55 +89,7 @@ def elsewhere(values: Sequence[NDArray[np.float64]], ids: int, fill: float) -> N
     return np.full(ids, fill)
 
 
-class Batch(Protocol):
-    """The part of `ProbedBatch` that the functions of this module read."""
-
-    @property
-    def responses(self) -> list[NDArray[np.int64]]:
-        """Token ids of each sample's response."""
-
-    @property
-    def original_masks(self) -> list[NDArray[np.bool_]]:
-        """Loss mask of each sample before rejection sampling."""
-
-    @property
-    def masks(self) -> list[NDArray[np.bool_]]:
-        """Loss mask of each sample after rejection sampling."""
-
-    @property
-    def advantages(self) -> list[NDArray[np.float64]]:
-        """Advantages of tokens."""
-
-    @property
-    def log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of the new policy."""
-
-    @property
-    def old_log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of the old policy."""
-
-    @property
-    def rollout_log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of the rollout policy."""
-
-    @property
-    def rewards(self) -> NDArray[np.float64]:
-        """The reward of each sample, NaN where it is missing."""
-
-    @property
-    def trajectories(self) -> NDArray[np.int64]:
-        """The index of the rollout that each sample belongs to."""
-
-    @property
-    def probe_size(self) -> int:
-        """Number of token ids, including padding."""
-
-    @property
-    def advantage_unit(self) -> AdvantageUnit:
-        """Whether each token or each sample has one advantage."""
-
-
-def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
+def painted(batch: Columns, paint: Paint) -> dict[str, Any]:
     """The attributes of a `ProbedBatch` in which only one token of a column has a non-zero value.
 
     Nothing else adds to a loss: the other columns and the new log-probabilities are 0. A painted
@@ -182,7 +135,7 @@ def painted(batch: Batch, paint: Paint) -> dict[str, Any]:
 
 
 def _reward_columns(
-    batch: Batch, values: list[NDArray[np.float64]], paint: Paint
+    batch: Columns, values: list[NDArray[np.float64]], paint: Paint
 ) -> dict[str, Any]:
     """The columns of a batch in which only one rollout's reward or one token's value is not 0."""
     is_reward = paint.column is Column.REWARDS
@@ -195,7 +148,7 @@ def _reward_columns(
     }
 
 
-def altered(plain: Batch, column: Column, job: Job) -> list[NDArray[np.float64]]:
+def altered(plain: Columns, column: Column, job: Job) -> list[NDArray[np.float64]]:
     """A column of a plain batch, altered if the job poisons or traces this column."""
     values: list[NDArray[np.float64]] = getattr(plain, column)
     if column is job.attached:
@@ -213,7 +166,7 @@ def altered(plain: Batch, column: Column, job: Job) -> list[NDArray[np.float64]]
 
 
 def altered_table(
-    plain: NDArray[np.float64], batch: Batch, column: Column, job: Job
+    plain: NDArray[np.float64], batch: Columns, column: Column, job: Job
 ) -> NDArray[np.float64]:
     """A table of the plain batch, cycled over ids, with poison if the column is poisoned."""
     if job.poison is None or column is not job.poison.column:
@@ -223,7 +176,7 @@ def altered_table(
     return table
 
 
-def _masked(plain: Batch, column: Column) -> list[NDArray[np.bool_]]:
+def _masked(plain: Columns, column: Column) -> list[NDArray[np.bool_]]:
     """The tokens that a mask excludes before rejection sampling.
 
     An advantage per sample belongs to masked tokens only if the sample has no active token.
@@ -233,13 +186,13 @@ def _masked(plain: Batch, column: Column) -> list[NDArray[np.bool_]]:
     return [~mask for mask in plain.original_masks]
 
 
-def _rejected(plain: Batch, column: Column) -> list[NDArray[np.bool_]]:
+def _rejected(plain: Columns, column: Column) -> list[NDArray[np.bool_]]:
     """The tokens that rejection sampling removes."""
     pairs = zip(plain.original_masks, plain.masks, strict=True)
     return [before & ~after for before, after in pairs]
 
 
-def _clipped(plain: Batch, column: Column) -> list[NDArray[np.bool_]]:
+def _clipped(plain: Columns, column: Column) -> list[NDArray[np.bool_]]:
     """The active tokens whose ratio to an earlier policy exceeds the upper clipping bound.
 
     A policy loss has no upper bound for tokens with a negative advantage.

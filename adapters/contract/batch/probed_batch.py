@@ -12,55 +12,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from adapters.contract.batch.altered import COLUMNS, PAINTED, altered, altered_table, painted
-from adapters.contract.batch.formulas import DERIVATIVES
-from adapters.contract.batch.sequences import Sequences
-from adapters.contract.batch.token_values import (
-    ADVANTAGES,
-    DIVERGENCES,
-    ENTROPIES,
-    FALLS,
-    LOAD_BALANCING,
-    LOG_PROBS,
-    LOG_RATIOS,
-    NEW_NAME,
-    NO_LOG_PROBS,
-    OLD_VALUES,
-    OWN_LOG_RATIOS,
-    REJECTED_LOG_PROB,
-    REWARDS,
-    ROLLOUT_LOG_RATIOS,
-    VALUES,
-    WITHOUT_POLICY_LOSS,
-    Z_LOSS,
-)
+from adapters.contract.batch.columns import Columns
+from adapters.contract.batch.token_values import LOAD_BALANCING, Z_LOSS
 from adapters.contract.job import Column
-from adapters.contract.objective import (
-    ADVANTAGE_CONSTANTS,
-    CONSTANTS,
-    ENTROPY_COEFFICIENT,
-    FROM_REWARDS,
-    KL_COEFFICIENT,
-    OF_LOG_PROBS,
-    OF_ROLLOUT_RATIOS,
-    OF_TEACHER,
-    OF_THE_ROLLOUT_POLICY,
-    OFF_POLICY,
-    ONE_ADVANTAGE,
-    ROUTER_COEFFICIENT,
-    Z_COEFFICIENT,
-    Objective,
-)
-from reference.advantages import Rollouts, overlong_penalties
-from reference.aggregation import DEFAULT_CONVENTIONS, AdvantageUnit, DivergenceEstimator
-from reference.controllers import AdaptiveCoefficient
-from reference.losses import divergences, value_losses
-from reference.losses.policy_losses import PolicyTokens
-from reference.losses.value_losses import ValueTokens
+from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT, Objective
+from reference.aggregation import DEFAULT_CONVENTIONS, AdvantageUnit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,24 +32,10 @@ if TYPE_CHECKING:
     from reference.aggregation import Conventions
     from reference.step import Step
 
-_Tokens = TypeVar("_Tokens", PolicyTokens, ValueTokens)
-
-
-def length_limit(steps: Sequence[Step]) -> int:
-    """The maximum response length in tokens; all responses are shorter."""
-    return 1 + max(int(step.response_lengths.max()) for step in steps)
-
 
 @dataclass(frozen=True, eq=False)
-class ProbedBatch(Sequences):
-    """The sequences of one batch of rollouts and the values of their tokens for an objective.
-
-    Lists have one array per sample, with one entry per response token unless stated otherwise.
-    """
-
-    objective: Objective = Objective.POLICY
-    kl_estimator: DivergenceEstimator = DivergenceEstimator.K1
-    advantage_unit: AdvantageUnit = AdvantageUnit.TOKEN
+class ProbedBatch(Columns):
+    """A batch of rollouts for an adapter, which reads token weights off the probe's gradient."""
 
     @classmethod
     def make(
@@ -107,251 +54,6 @@ class ProbedBatch(Sequences):
         batch = cls.make(conventions, job.steps, job.objective)
         is_plain = job.poison is None and job.attached is None
         return batch if is_plain else AlteredBatch.alter(batch, job)
-
-    @cached_property
-    def advantages(self) -> list[NDArray[np.float64]]:
-        """Advantages for the framework: 0 if the objective has no policy loss."""
-        if self.objective in WITHOUT_POLICY_LOSS:
-            return [np.zeros(len(ids)) for ids in self.responses]
-        return self.raw_advantages
-
-    @cached_property
-    def raw_advantages(self) -> list[NDArray[np.float64]]:
-        """A non-zero advantage for each token, so that only the mask can exclude a token."""
-        if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
-            of_sample = ADVANTAGES[self.sample_names % len(ADVANTAGES)]
-            of_samples = zip(self.responses, of_sample, strict=True)
-            return [np.full(len(ids), advantage) for ids, advantage in of_samples]
-        of_tokens = zip(self.response_values(ADVANTAGES), self.names, strict=True)
-        return [np.where(names < NEW_NAME, given, 0.0) for given, names in of_tokens]
-
-    @property
-    def sample_advantages(self) -> NDArray[np.float64]:
-        """One advantage for each sample, [N], for frameworks with `AdvantageUnit` of samples."""
-        return np.array([max(one, key=abs) for one in self.advantages])
-
-    @cached_property
-    def log_prob_table(self) -> NDArray[np.float64]:
-        """Log-probabilities of the new policy before the probe is added, cycled over ids."""
-        return self._id_table(self._log_prob_table)
-
-    @property
-    def _log_prob_table(self) -> NDArray[np.float64]:
-        return LOG_PROBS if self.objective in OF_LOG_PROBS else NO_LOG_PROBS
-
-    def _id_table(self, table: NDArray[np.float64]) -> NDArray[np.float64]:
-        """A table over token ids, with the values of a table that is cycled over names."""
-        if all(step.token_names is None for step in self.steps):
-            return table
-        of_ids = np.resize(table, self.probe_size + 2)
-        of_ids[np.concatenate(self.responses)] = np.concatenate(self.response_values(table))
-        return of_ids
-
-    @cached_property
-    def log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of the new policy."""
-        return self.response_values(self._log_prob_table)
-
-    @cached_property
-    def entropy_table(self) -> NDArray[np.float64]:
-        """Entropies of the new policy before the probe is added, cycled over ids."""
-        return self._id_table(ENTROPIES)
-
-    @cached_property
-    def entropies(self) -> list[NDArray[np.float64]]:
-        """Entropies of the new policy where it predicts each token."""
-        return self.response_values(ENTROPIES)
-
-    @cached_property
-    def old_log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of the old policy."""
-        if self.objective not in OFF_POLICY or self.objective is Objective.M2PO:
-            return self.log_probs
-        table = FALLS if self.objective is Objective.OPSM else LOG_RATIOS
-        pairs = zip(self.log_probs, self.response_values(table), strict=True)
-        return [new - log_ratio for new, log_ratio in pairs]
-
-    @cached_property
-    def reference_log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of the reference policy."""
-        return [-divergence for divergence in self.response_values(DIVERGENCES)]
-
-    @cached_property
-    def teacher_log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of a teacher. Under a teacher loss, all differ from the policy's."""
-        if self.objective in OF_TEACHER:
-            return self.reference_log_probs
-        return [-log_ratios for log_ratios in self.response_values(LOG_RATIOS)]
-
-    @cached_property
-    def rollout_log_probs(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of the rollout policy, which mark the tokens to reject or correct."""
-        if self.objective in OF_THE_ROLLOUT_POLICY:
-            return self.old_log_probs
-        if self.objective in OF_ROLLOUT_RATIOS:
-            table = OWN_LOG_RATIOS.get(self.objective, ROLLOUT_LOG_RATIOS)
-            pairs = zip(self.old_log_probs, self.response_values(table), strict=True)
-            return [old - log_ratio for old, log_ratio in pairs]
-        of_samples = zip(self.old_log_probs, self.original_masks, self.masks, strict=True)
-        return [
-            old + np.where(before & ~after, REJECTED_LOG_PROB, 0.0)
-            for old, before, after in of_samples
-        ]
-
-    @cached_property
-    def returns(self) -> list[NDArray[np.float64]]:
-        """Returns for a critic of values 0: its squared error has the policy loss's gradient.
-
-        A value loss beside the policy loss has another gradient, so that the two can be
-        distinguished.
-        """
-        if self.objective is Objective.WITH_VALUE:
-            return self.values
-        return [advantages / 2 for advantages in self.raw_advantages]
-
-    @cached_property
-    def old_values(self) -> list[NDArray[np.float64]]:
-        """A critic's values before training. New values are 0; the loss clips some changes."""
-        if self.objective is not Objective.VALUE_CLIPPED:
-            return [np.zeros(len(ids)) for ids in self.responses]
-        return self.response_values(OLD_VALUES)
-
-    @cached_property
-    def value_tokens(self) -> ValueTokens:
-        """The inputs of a critic's loss, for the tokens of all steps, flat."""
-        returns = np.concatenate(self.returns)
-        return ValueTokens(
-            values=np.zeros(len(returns)),
-            old_values=np.concatenate(self.old_values),
-            returns=returns,
-        )
-
-    @cached_property
-    def dloss_dlogprob(self) -> NDArray[np.float64]:
-        """Flat derivatives of token losses, or only of the policy loss, by log-probability."""
-        if self.objective in OFF_POLICY:
-            return DERIVATIVES[self.objective](self.policy_tokens, CONSTANTS)
-        if self.objective is Objective.VALUE_CLIPPED:
-            return value_losses.value_clipped(self.value_tokens, CONSTANTS.value_clip)
-        if self.objective in (Objective.KL, Objective.ADAPTIVE_KL):
-            return KL_COEFFICIENT * self.divergence_derivatives
-        if self.objective in OF_TEACHER:
-            return -np.concatenate(self.teacher_log_probs)
-        raw_advantages = np.concatenate(self.raw_advantages)
-        alone = {
-            Objective.ENTROPY: -ENTROPY_COEFFICIENT,
-            Objective.SFT: -1.0,
-            # The observed derivatives are the framework's own advantages.
-            **dict.fromkeys(FROM_REWARDS, -1.0),
-        }
-        if self.objective in alone:
-            return np.full(len(raw_advantages), alone[self.objective])
-        return -raw_advantages
-
-    @property
-    def adaptive_coefficient(self) -> AdaptiveCoefficient:
-        """The coefficient of `ADAPTIVE_KL`, as adapters configure it.
-
-        The target is 1.1 times the mean divergence of active tokens, so that the coefficient
-        changes without being clipped. The horizon is the number of samples of a batch.
-        """
-        active = self.divergences[np.concatenate(self.masks)]
-        mean = float(active.mean()) if len(active) else 1.0
-        samples = float(len(self.responses))
-        return AdaptiveCoefficient(
-            coefficient=KL_COEFFICIENT,
-            target=round(1.1 * mean, 4),
-            samples=samples,
-            horizon=samples,
-        )
-
-    @property
-    def divergences(self) -> NDArray[np.float64]:
-        """Flat estimates of the divergence from the reference policy."""
-        return divergences.estimate(self._reference_log_ratios, self.kl_estimator)
-
-    @property
-    def divergence_derivatives(self) -> NDArray[np.float64]:
-        """Flat derivatives of the divergences by each token's log-probability."""
-        return divergences.derivative(self._reference_log_ratios, self.kl_estimator)
-
-    @property
-    def _reference_log_ratios(self) -> NDArray[np.float64]:
-        return -np.concatenate(self.reference_log_probs)
-
-    def policy_tokens_of_step(self, step_index: int) -> PolicyTokens:
-        """The inputs of policy losses, for the tokens of one step."""
-        return self._step_tokens(self.policy_tokens, step_index)
-
-    def value_tokens_of_step(self, step_index: int) -> ValueTokens:
-        """The inputs of a critic's loss, for the tokens of one step."""
-        return self._step_tokens(self.value_tokens, step_index)
-
-    def _step_tokens(self, tokens: _Tokens, step_index: int) -> _Tokens:
-        columns = ((each.name, getattr(tokens, each.name)) for each in fields(tokens))
-        of_step = {name: self.split(column)[step_index] for name, column in columns}
-        return type(tokens)(**of_step)
-
-    @cached_property
-    def policy_tokens(self) -> PolicyTokens:
-        """The inputs of policy losses, for the tokens of all steps, flat."""
-        old = np.concatenate(self.old_log_probs)
-        new = np.concatenate(self.log_probs)
-        return PolicyTokens(
-            advantages=np.concatenate(self.advantages),
-            log_probs=new,
-            log_ratios=new - old,
-            rollout_log_ratios=old - np.concatenate(self.rollout_log_probs),
-            mask=np.concatenate(self.masks),
-            sequence=self.sample,
-            batch=np.repeat(np.arange(len(self.steps)), [len(step.mask) for step in self.steps]),
-        )
-
-    @cached_property
-    def rewards(self) -> NDArray[np.float64]:
-        """The reward of each sample: from its step if given, otherwise one for each rollout."""
-        of_rollouts = REWARDS[self.trajectories % len(REWARDS)]
-        ends = np.cumsum([step.size for step in self.steps])[:-1]
-        pairs = zip(self.steps, np.split(of_rollouts, ends), strict=True)
-        return np.concatenate([one if s.rewards is None else s.rewards for s, one in pairs])
-
-    @property
-    def shaped_rewards(self) -> NDArray[np.float64]:
-        """Each sample's reward after shaping, from which advantages are computed."""
-        if self.objective is not Objective.OVERLONG:
-            return self.rewards
-        lengths = np.array([len(ids) for ids in self.responses])
-        penalties = overlong_penalties(lengths, length_limit(self.steps), ADVANTAGE_CONSTANTS)
-        return self.rewards - penalties
-
-    @cached_property
-    def values(self) -> list[NDArray[np.float64]]:
-        """A critic's value of each token."""
-        return self.response_values(VALUES)
-
-    @cached_property
-    def rollouts(self) -> Rollouts:
-        """The inputs of advantages, for the tokens of all steps, flat."""
-        return Rollouts(
-            rewards=self.shaped_rewards,
-            groups=self.groups,
-            trajectories=self.trajectories,
-            rejected=np.array([self._is_rejected(index) for index in range(len(self.masks))]),
-            sample=self.sample,
-            mask=np.concatenate(self.masks),
-            values=np.concatenate(self.values),
-            divergences=-np.concatenate(self._penalising),
-        )
-
-    @property
-    def _penalising(self) -> list[NDArray[np.float64]]:
-        """Log-probabilities of the policy whose divergence is penalised in advantages."""
-        is_distilled = self.objective is Objective.DISTILLED
-        return self.teacher_log_probs if is_distilled else self.reference_log_probs
-
-    def _is_rejected(self, index: int) -> bool:
-        """Whether rejection sampling has removed all tokens of a sample."""
-        return bool(self.original_masks[index].any() and not self.masks[index].any())
 
     def weights(self, gradient: NDArray[np.float32]) -> NDArray[np.float64]:
         """Token weights of all steps, flat, from the probe's gradient [probe_size].

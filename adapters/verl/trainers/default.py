@@ -29,9 +29,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
+    from adapters.contract import Job, Metric
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.objective import Metric
     from adapters.verl.trainers.rollouts import MemoryQueue
 
 TRAINER = "trainer.ppo.v1.trainer_base"

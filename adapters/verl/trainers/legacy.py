@@ -21,18 +21,11 @@ from torch.nn.utils.rnn import pad_sequence
 from verl.single_controller.base import WorkerGroup
 from verl.single_controller.base.decorator import MAGIC_ATTR
 
-from adapters.contract import Unsupported
+from adapters.contract import Job, Metric, Unsupported
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import OFF_POLICY
+from adapters.toolkit import settings
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import (
-    dealt,
-    given_values,
-    has_critic,
-    has_reference,
-    last_epoch,
-    shares,
-)
 from adapters.toolkit.worlds import all_gather
 from adapters.verl.framework import VERL
 from adapters.verl.importing import module
@@ -43,9 +36,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from adapters.contract import Job
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.objective import Metric
 
 TRAINER = "trainer.ppo.ray_trainer"
 
@@ -83,7 +74,7 @@ class DispatchingGroup(WorkerGroup):
 
     def infer_batch(self, data: Any) -> Any:
         """The critic's values, which the job gives."""
-        output = self._outputs("values", given_values(self._given.batch), data)
+        output = self._outputs("values", settings.given_values(self._given.batch), data)
         return SimpleNamespace(get=lambda: output)
 
     def update_actor(self, data: Any) -> Any:
@@ -149,7 +140,7 @@ def _order(job: Job, batch: ProbedBatch) -> NDArray[np.int64]:
     """
     if len(job.steps) == 1:
         return np.argsort(batch.groups, kind="stable")
-    return dealt(shares(job))
+    return settings.dealt(settings.shares(job))
 
 
 def _trainer(config: Any, job: Job, groups: dict[str, DispatchingGroup]) -> Any:
@@ -162,8 +153,8 @@ def _trainer(config: Any, job: Job, groups: dict[str, DispatchingGroup]) -> Any:
         config=config,
         use_rm=False,
         use_teacher_policy=False,
-        use_critic=has_critic(job),
-        use_reference_policy=has_reference(job),
+        use_critic=settings.has_critic(job),
+        use_reference_policy=settings.has_reference(job),
         kl_ctrl_in_reward=algorithms.get_kl_controller(config.algorithm.kl_ctrl),
         ref_in_actor=False,
         train_dataset=None,
@@ -258,7 +249,7 @@ def numbers_of_steps(logged: Any, job: Job) -> list[Any]:
     reduction.
     """
     values, steps = getattr(logged, "values", logged), len(job.steps)
-    numbers = last_epoch(values, job)
+    numbers = settings.last_epoch(values, job)
     if len(numbers) != steps > 1 and not isinstance(job.layout.micro_batches, int):
         raise Unsupported("this version's log does not separate the steps of several mini-batches")
     parts = [part.tolist() for part in np.split(np.array(numbers), steps)]

@@ -21,9 +21,8 @@ from adapters.toolkit.settings import samples_per_step
 from adapters.verl.importing import module
 
 if TYPE_CHECKING:
-    from adapters.contract import Job
+    from adapters.contract import Job, Metric
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.objective import Metric
 
 TRAINER = "trainer.sft_trainer"
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from adapters.toolkit.source import SHORT, Commit, resolve
-from adapters.toolkit.source import find_commits as commits_of
 from conformance.comparing import journal, report_file
 from conformance.findings import files
 from conformance.findings.errors import InvalidHistoryError, ReportFileError
 from conformance.runs import registry
 from conformance.runs.options import GITHUB_SUMMARY
+from conformance.sources.source import SHORT, Commit, resolve
+from conformance.sources.source import find_commits as commits_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

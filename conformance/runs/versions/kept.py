@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract import Adapter
-    from adapters.toolkit.source import Commit
     from conformance.findings.report import Report
+    from conformance.sources.source import Commit
 
 BASES = "bases"
 """The folder of the reports in the cache."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from adapters.contract import Layout
-from adapters.toolkit.changes import Versions, changed_lines, lines_in_head, root_in_head, versions
 from conformance.comparing import journal, report_file
 from conformance.comparing.reviewed import worse
 from conformance.findings import files
@@ -28,15 +27,22 @@ from conformance.runs.review_task import ReviewTask
 from conformance.runs.versions import history
 from conformance.runs.versions.history import CommitRuns, Row
 from conformance.runs.versions.kept import Kept, merged
+from conformance.sources.changes import (
+    Versions,
+    changed_lines,
+    lines_in_head,
+    root_in_head,
+    versions,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from adapters.contract import Adapter
-    from adapters.toolkit.source import Commit
     from conformance.findings.finding import Finding
     from conformance.findings.report import Report
     from conformance.ranks.changed import Place
+    from conformance.sources.source import Commit
 
 POLL = 0.5
 """Seconds between two checks of the runs' progress."""

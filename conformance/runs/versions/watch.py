@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from adapters.toolkit.source import Commit, SourceError, find_commit, newest_release
 from conformance.findings.errors import ConformanceError
 from conformance.findings.verdict import Check
 from conformance.runs import registry
 from conformance.runs.versions import history
 from conformance.runs.versions.history import CommitRuns, Row
+from conformance.sources.source import Commit, SourceError, find_commit, newest_release
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from collections import Counter, defaultdict
 from textwrap import shorten
 from typing import TYPE_CHECKING
 
-from adapters.toolkit.source import SHORT
 from conformance.comparing import advised
 from conformance.comparing.behaviour import BehaviourChange, said
 from conformance.comparing.cause_changes import Fate, cause_changes, difference_in_common
@@ -19,6 +18,7 @@ from conformance.explain.catalogue.mistake import MISTAKES, Kind
 from conformance.findings.badness import failure
 from conformance.findings.sanitize import printable
 from conformance.findings.verdict import WRONG, Check, Verdict
+from conformance.sources.source import SHORT
 from conformance.views.formatting import escape_markdown, markdown_table, text_table, verdict_words
 from conformance.views.versions.diff_formats import PROGRESS
 from reference.aggregation import Mode

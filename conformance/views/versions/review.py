@@ -9,8 +9,6 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from adapters.contract.objective import OF_CRITIC, Metric
-from adapters.toolkit.changes import HUNK
-from adapters.toolkit.source import SHORT
 from conformance.comparing import advised
 from conformance.comparing.behaviour import BehaviourChange, final_clause, said
 from conformance.comparing.cause_changes import Fate
@@ -22,6 +20,8 @@ from conformance.findings.badness import explain, failure
 from conformance.findings.cause import UNEXPLAINED, Reach, Severity
 from conformance.findings.sanitize import first_line, numberless, printable
 from conformance.findings.verdict import UNJUDGED, WRONG, Verdict
+from conformance.sources.changes import HUNK
+from conformance.sources.source import SHORT
 from conformance.views.report_formats import error_commands
 from reference.aggregation import Mode
 

@@ -9,7 +9,7 @@ import platformdirs
 import pytest
 
 from adapters.native.adapter import NativeAdapter
-from adapters.toolkit.source import OF_RUN, SourceError, find_commits, python_required, resolve
+from conformance.sources.source import OF_RUN, SourceError, find_commits, python_required, resolve
 from tests import room
 
 VERSION = Path("toyframework") / "__init__.py"

@@ -7,7 +7,7 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from adapters.toolkit.source import (
+from conformance.sources.source import (
     RELEASE,
     Commit,
     SourceError,

@@ -8,7 +8,7 @@ import platformdirs
 import pytest
 
 from adapters.native.adapter import NativeAdapter
-from adapters.toolkit.source import SourceError, WheelError, newest_release, released, resolve
+from conformance.sources.source import SourceError, WheelError, newest_release, released, resolve
 from tests.toys import commit
 
 
