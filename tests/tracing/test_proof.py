@@ -279,8 +279,9 @@ def test_no_line_is_proven_when_the_time_is_over(jobs: SharedJobs) -> None:
 
 def test_a_token_of_infinite_weight_is_the_most_wrong(jobs: SharedJobs) -> None:
     job = cells("largest", Objective.POLICY)[0].job
-    observations = jobs.observations(job)
-    assert observations is not None
+    trained = jobs.train(job)
+    assert trained is not None
+    observations = trained.observations
     weights = [one.copy() for one in observations[0].token_weights]
     weights[0][3] = np.inf
     infinite = replace(observations[0], token_weights=tuple(weights))
