@@ -25,7 +25,7 @@ def called_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     for call in (one for one in parts(unit) if isinstance(one, ast.Call)):
         for found in (
             _as_elsewhere(call, file),
-            _by_name(call, kinds),
+            _named_alike(call, kinds),
             _over_group(call, file),
             _swapped(call, kinds),
         ):
@@ -37,7 +37,7 @@ def _as_elsewhere(call: ast.Call, file: str) -> Iterator[Other]:
     given = {one.arg: ast.unparse(one.value) for one in call.keywords}
     for name, text in _keywords(file, name_of(call.func)):
         if given.get(name) != text:
-            yield call, _with_keyword(call, name, text), f"with {name}={text}, as in another call"
+            yield call, _passing(call, name, text), f"with {name}={text}, as in another call"
 
 
 @lru_cache(maxsize=1024)
@@ -53,25 +53,25 @@ def _keywords(file: str, function: str) -> tuple[tuple[str, str], ...]:
     return tuple(dict.fromkeys((name, text) for name, text in passed if name is not None))
 
 
-def _with_keyword(call: ast.Call, name: str, text: str) -> ast.Call:
+def _passing(call: ast.Call, name: str, text: str) -> ast.Call:
     left = [one for one in call.keywords if one.arg != name]
     keywords = [*left, ast.keyword(name, expression(text))]
     return copied(call, keywords=keywords)  # type: ignore[no-any-return]
 
 
-def _by_name(call: ast.Call, kinds: Kinds) -> Iterator[Other]:
+def _named_alike(call: ast.Call, kinds: Kinds) -> Iterator[Other]:
     """Yield edits that pass the variable with the name of a keyword argument."""
     for keyword in call.keywords:
         name, given = keyword.arg, ast.unparse(keyword.value)
         if name is not None and name != given and name in kinds:
-            yield call, _with_keyword(call, name, name), f"with {name}={name}"
+            yield call, _passing(call, name, name), f"with {name}={name}"
 
 
 def _over_group(call: ast.Call, file: str) -> Iterator[Other]:
     """Yield edits of a collective to other groups of ranks that the file names."""
     if COLLECTIVE.match(name_of(call.func)):
         for text in _groups(file):
-            yield call, _with_keyword(call, "group", text), f"over {text}"
+            yield call, _passing(call, "group", text), f"over {text}"
 
 
 @lru_cache(maxsize=256)
