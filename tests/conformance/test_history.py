@@ -298,7 +298,7 @@ def test_a_range_is_what_git_makes_of_it_from_the_oldest_commit_on(repository: P
 @pytest.mark.parametrize(
     ("arguments", "way_out"),
     [
-        (["--checks=nothing", "HEAD"], "'nothing' is not a valid Check; choose from weights, "),
+        (["--checks=nothing", "HEAD"], "--checks=nothing is unknown; choose weights or "),
         (["HEAD..broken"], "has no commits 'HEAD..broken'; give a range"),
         (["nowhere..HEAD"], "has no commits 'nowhere..HEAD'; give a range"),
         (["nowhere"], "no commit 'nowhere'; name a commit, tag, branch or pull-request ref"),
