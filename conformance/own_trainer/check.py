@@ -394,7 +394,7 @@ class Steps:
 
     check: OwnTrainerCheck
     message: str = ""
-    """The message on what is wrong; empty if the trainer is right."""
+    """The message that names each mismatch; empty if the trainer is right."""
 
     def __iter__(self) -> Iterator[Step]:
         return self.check.steps()

@@ -83,7 +83,7 @@ class Plan:
     """A user's own case, which replaces all other cases."""
 
     def driven_by(self, adapter: Adapter) -> Plan:
-        """The plan of an adapter, with what is known of its framework before it is loaded."""
+        """The plan for an adapter, made from its record before the framework is loaded."""
         return replace(
             self,
             mode_of_advantages=mode_of_advantages(adapter, self.aggregations),

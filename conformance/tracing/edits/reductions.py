@@ -91,11 +91,8 @@ def _summed(quotient: ast.BinOp, constant: int | None = None) -> str | None:
 def _counted(node: ast.AST) -> Iterator[Other]:
     """Yield the edit of a tensor's size to the sum of its entries."""
     if isinstance(node, ast.Call) and name_of(node.func) == "numel":
-        yield (
-            node,
-            expression(ast.unparse(node.func).replace("numel", "sum") + "()"),
-            ("with sum instead of numel"),
-        )
+        total = expression(f"{ast.unparse(node.func).removesuffix('numel')}sum()")
+        yield node, total, "with sum instead of numel"
     elif isinstance(node, ast.Call) and name_of(node.func) == "len" and node.args:
         total = expression(f"sum({ast.unparse(node.args[0])})")
         yield node, total, "with sum instead of len"

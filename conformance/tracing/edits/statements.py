@@ -1,7 +1,7 @@
 """The framework's own statements that may be wrong, with edits of each.
 
-The input is the trace of a wrong number. The output is statements: those of suspected functions
-first, and within a function those that handle the token's value first.
+The input is the trace of a wrong number. The output is statements: suspected ones first, then the
+others by the number of operations between them and the wrong number.
 """
 
 from __future__ import annotations
