@@ -20,11 +20,13 @@ from conformance.plan.checks import CHECK_SPECS
 from conformance.plan.matrix import MatrixCell
 from conformance.ranks.pool import RankPool
 from conformance.runs.jobs import SharedJobs
+from conformance.tracing.edits.search import edited_lines
 from conformance.tracing.finding import traced_job
 from conformance.tracing.proof import MOST_EDITED, Prover, candidates
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob, tokens_of_steps
 from conformance.tracing.tracer import most_wrong
+from conformance.tracing.trials import Trials
 from reference.aggregation import Aggregation, Mode
 from tests.tracing.mistaken import MistakenAdapter
 from tests.tracing.rewarded import RewardedAdapter
@@ -210,6 +212,22 @@ def test_a_factor_that_any_line_could_make_good_is_proven_of_none(
     assert text in line
     assert words in why
     assert not any("proven" in each for _, each in [(line, why), *others])
+
+
+@pytest.mark.parametrize(("way", "is_proven"), [("averaged", False), ("left_out", True)])
+def test_the_only_edit_that_helps_proves_a_line_unless_the_factor_is_that_of_ranks(
+    jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch, way: str, is_proven: bool
+) -> None:
+    cell = wrong(way, jobs)[0]
+    trials, trace = Prover(jobs).trials, traced(cell, jobs)
+    run = trials.ordinary(cell)
+    assert run is not None
+    helping = iter([True])
+    monkeypatch.setattr(Trials, "conforms", lambda *_: next(helping, False))
+
+    [found] = edited_lines(trials, trace, [run])
+
+    assert found.why.startswith("proven: ") is is_proven
 
 
 @pytest.mark.parametrize("way", ["other_sign", "of_either_number", "of_another_tensor"])
