@@ -88,6 +88,16 @@ class Scope:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
                 yield node.id, node.lineno
 
+    def uses(self) -> Iterator[int]:
+        """Yield the lines of the function that read what the line's statement changes."""
+        statements = self.nodes(ast.stmt)
+        simple = (one for one in statements if one.lineno == self.number or not _is_compound(one))
+        changed = {name for one in simple for name in _changed_by(one)} - {"self"}
+        for node in (one for one in ast.walk(self.functions[-1]) if isinstance(one, ast.Name)):
+            is_read = isinstance(node.ctx, ast.Load) and node.lineno != self.number
+            if is_read and node.id in changed:
+                yield node.lineno
+
     def function_with(self, parameter: str) -> Function | None:
         """The innermost enclosing function with the given parameter."""
         having = (
@@ -97,8 +107,8 @@ class Scope:
         )
         return next(having, None)
 
-    def nodes(self, kind: type[ast.expr]) -> list[Any]:
-        """The expressions of a kind that overlap the line."""
+    def nodes(self, kind: type[ast.expr | ast.stmt]) -> list[Any]:
+        """The expressions or statements of a kind that overlap the line."""
         return [
             node
             for node in ast.walk(self.functions[-1])
@@ -111,6 +121,22 @@ def scope_of(line: Line) -> Scope | None:
     """The scope of a line; None if the line is in no function."""
     around = [one for one in functions_of(line.file) if is_at(one, line.number)]
     return Scope(tuple(around), line.number) if around else None
+
+
+def _is_compound(statement: ast.stmt) -> bool:
+    return hasattr(statement, "body")
+
+
+def _changed_by(statement: ast.stmt) -> Iterator[str]:
+    """Yield the variables that a statement assigns, or whose object it may change."""
+    changed = getattr(statement, "targets", [getattr(statement, "target", None)])
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        changed = [statement.value.func]
+    for target in filter(None, changed):
+        for one in target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target]:
+            while isinstance(one, (ast.Attribute, ast.Subscript, ast.Starred)):
+                one = one.value
+            yield getattr(one, "id", "")
 
 
 def is_at(node: ast.expr | ast.stmt, number: int) -> bool:

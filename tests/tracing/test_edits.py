@@ -23,9 +23,10 @@ from conformance.tracing.edits.insertions import inserting
 from conformance.tracing.edits.omissions import leaving_out
 from conformance.tracing.edits.operations import done_otherwise
 from conformance.tracing.edits.reductions import reduced_otherwise
-from conformance.tracing.edits.values import read_alike, read_otherwise
+from conformance.tracing.edits.values import read_alike, read_otherwise, read_unread
 
 SORTS = (
+    read_unread,
     called_otherwise,
     done_otherwise,
     reduced_otherwise,
@@ -38,7 +39,9 @@ SORTS = (
 KINDS = {
     **dict.fromkeys(("one", "other", "mask", "rows['old']"), "numbers of (2, 2)"),
     "count": "int",
-    **dict.fromkeys(("low", "high", "args.eps_low", "args.eps_high", "args.seed"), "float"),
+    **dict.fromkeys(
+        ("low", "high", "scale", "args.eps_low", "args.eps_high", "args.seed"), "float"
+    ),
 }
 
 FUNCTION = """
@@ -51,7 +54,7 @@ def computed(one, other, mask, rows, place, low=0.0, high=1.0):
 
 def edited(text: str) -> dict[str, str]:
     """The texts that may have been meant, by their words."""
-    [unit] = ast.parse(text).body
+    [unit] = units(ast.parse(text).body[0], 1)
     several = (sort("", unit, KINDS) for sort in SORTS)
     return {one.words: one.edit.text for each in several for one in each}
 
@@ -131,6 +134,35 @@ def edited(text: str) -> dict[str, str]:
         ("one *= other", "without it", "pass"),
         ("one = one / 2", "without it", "pass"),
         ("dist.all_reduce(one)", "without it", "pass"),
+        ("one - other / count", "with other parentheses", "(one - other) / count"),
+        ("(one - other) / count", "with other parentheses", "one - other / count"),
+        ("index // count", "with % instead of //", "index % count"),
+        ("is_first and is_last", "with or instead of and", "is_first or is_last"),
+        ("one.exp().clamp(low, high)", "with exp after clamp", "one.clamp(low, high).exp()"),
+        ("torch.log(one.sum(0))", "with sum after log", "torch.log(one).sum(0)"),
+        (
+            "torch.where(k, one, other)",
+            "with the values of where swapped",
+            "torch.where(k, other, one)",
+        ),
+        ("torch.where(k, one, other)", "with other always", "other"),
+        ("one if k else other", "with one always", "one"),
+        ("if count > 1:\n    pass", "with a condition that never holds", "False"),
+        ("if count > 1:\n    pass", "with the opposite condition", "not count > 1"),
+        ("accelerator.reduce(one, 'sum')", "without reduce", "one"),
+        (
+            "one.mean() / other.float().mean().clamp(min=1)",
+            "with a mean of quotients",
+            "(one / other.float().clamp(min=1)).mean()",
+        ),
+        ("other.sum(-1)", "with other multiplied by mask", "(other * mask).sum(-1)"),
+        ("one + low * other", "with a product multiplied by scale", "one + low * other * scale"),
+        ("count = len(rows)", "minus 1", "count = len(rows) - 1"),
+        (
+            "ratio = new_log - old_log",
+            "with the exponential of -",
+            "ratio = (new_log - old_log).exp()",
+        ),
     ],
 )
 def test_a_statement_may_have_been_meant_otherwise(
@@ -204,15 +236,57 @@ def test_a_call_may_lack_what_other_calls_have(tmp_path: Path, words: str, meant
     assert meant in texts[words]
 
 
-def test_an_unread_variable_is_tried_before_others_of_other_names(tmp_path: Path) -> None:
+def test_an_unread_variable_is_read_instead_or_as_well(tmp_path: Path) -> None:
     path = tmp_path / "unread.py"
     path.write_text(SEVERAL_CALLS)
     [unit] = units(ast.parse(path.read_text()), 7)
     kinds = {"mask": "int", "total": "int", "place": "int"}
 
-    words = [one.words for one in read_alike(str(path), unit, kinds)]
+    texts = [one.edit.text for one in read_unread(str(path), unit, kinds)]
 
-    assert words == ["with total instead of mask"]
+    assert texts == [
+        "loss(one, mask=total)",
+        "loss(one, mask=mask + total)",
+        "loss(one, mask=mask * total)",
+        "loss(one, mask=min(mask, total))",
+        "loss(one, mask=max(mask, total))",
+    ]
+
+
+REDUCED_ELSEWHERE = """
+import torch
+
+def computed(one, other, accelerator):
+    total = one.sum()
+    count = accelerator.reduce(other, reduction="sum")
+    dist.all_reduce(other, op=Op.SUM)
+    return total / count
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (
+            "with accelerator.reduce(its value, reduction='sum'), as in another call",
+            "total = accelerator.reduce(one.sum(), reduction='sum')",
+        ),
+        (
+            "followed by dist.all_reduce(total, op=Op.SUM), as elsewhere",
+            "if True:\n    total = one.sum()\n    dist.all_reduce(total, op=Op.SUM)",
+        ),
+    ],
+)
+def test_a_value_may_be_reduced_as_others_in_its_file(
+    tmp_path: Path, words: str, meant: str
+) -> None:
+    path = tmp_path / "reduced.py"
+    path.write_text(REDUCED_ELSEWHERE)
+    [unit] = units(ast.parse(path.read_text()), 5)
+
+    texts = {one.words: one.edit.text for one in inserting(str(path), unit, KINDS)}
+
+    assert texts[words] == meant
 
 
 def edits_of(module: ModuleType) -> dict[str, Edited]:

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 COLLECTIVE = re.compile("(all_)?(gather|reduce)|broadcast|scatter")
 """Names of operations on tensors of several ranks."""
 
+REDUCTION = re.compile("^reduce$|all_reduce|all_gather|gather_for_metrics")
+"""Names of functions that reduce or gather tensors of several ranks."""
+
 
 def called_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits of arguments: as in other calls, by their names, or swapped."""
@@ -90,6 +93,22 @@ def _groups(file: str) -> tuple[str, ...]:
             if name_of(one.func if isinstance(one, ast.Call) else one).endswith("group")
         )
     )
+
+
+@lru_cache(maxsize=256)
+def reductions(file: str) -> tuple[tuple[str, bool], ...]:
+    """The calls in a file that reduce a value over ranks, and whether they change it in place.
+
+    ``{}`` stands for the value.
+    """
+    found: dict[str, bool] = {}
+    for node in (one for outer in functions_of(file) for one in ast.walk(outer)):
+        call = getattr(node, "value", None)
+        if isinstance(call, ast.Call) and REDUCTION.search(name_of(call.func)) and call.args:
+            text = ast.unparse(copied(call, args=[ast.Name("VALUE"), *call.args[1:]]))
+            text = text.replace("{", "{{").replace("}", "}}").replace("VALUE", "{}")
+            found[text] = isinstance(node, ast.Expr)
+    return tuple(found.items())
 
 
 def _swapped(call: ast.Call, kinds: Kinds) -> Iterator[Other]:

@@ -35,6 +35,7 @@ SIGNS = {
         ),
         *(("FloorDiv", "//"), ("BitAnd", "&"), ("BitOr", "|"), ("Pow", "**"), ("Mod", "%")),
         *(("MatMult", "@"), ("USub", "-"), ("Invert", "~"), ("Not", "not")),
+        *(("And", "and"), ("Or", "or")),
     )
 }
 """Operators as they are written in source code."""

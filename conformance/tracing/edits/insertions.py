@@ -6,7 +6,8 @@ import ast
 import re
 from typing import TYPE_CHECKING
 
-from conformance.tracing.edits.edited import each, expression, parts, short
+from conformance.tracing.edits.calls import reductions
+from conformance.tracing.edits.edited import each, expression, name_of, parts, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,23 +21,78 @@ SCALAR = re.compile(r"int|float|(numbers|integers) of \(\)")
 """Kinds of values that may be a count or a factor."""
 
 COUNTS = re.compile(
-    "accum|batch|count|denom|factor|norm|num|scale|size|steps|tokens|total|world", re.IGNORECASE
+    "accum|batch|beta|coef|count|denom|discount|factor|gamma|lambda|norm|num|scale|size|steps"
+    "|temperature|tokens|total|weight|world",
+    re.IGNORECASE,
 )
 """Words in names of counts and factors."""
 
+REDUCING = re.compile("sum|mean|max|min|amax|amin|std|var|norm|.*reduce.*")
+"""Names of operations that reduce many entries to few."""
+
 
 def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits that insert a shift, a mask, a factor, an addition, exponentials or `detach`."""
+    """Yield edits that insert a shift, mask, factor, sum, reduction, exponentials or `detach`."""
     several = [*parts(unit)]
     found = (
+        _reduced(file, unit),
+        *(_masked(part, kinds) for part in several),
         *(_shifted(part, kinds) for part in several),
         *(_detached(part, kinds) for part in several),
         *map(_exponentiated, several),
         _accumulated(unit),
         _multiplied(unit, kinds),
+        *(_scaled(part, kinds) for part in several),
+        _increased(unit, kinds),
     )
     for each_found in found:
         yield from each(file, unit, each_found)
+
+
+def _reduced(file: str, unit: Unit) -> Iterator[Other]:
+    """Yield edits that reduce a statement's value over ranks, as other calls in the file do."""
+    value = getattr(unit, "value", None)
+    if value is None or not isinstance(unit, (ast.Assign, ast.Return)):
+        return
+    for text, is_in_place in reductions(file):
+        given = ast.unparse(unit.targets[0] if isinstance(unit, ast.Assign) else value)
+        if not is_in_place:
+            words = f"with {text.format('its value')}, as in another call"
+            yield value, expression(text.format(f"({ast.unparse(value)})")), words
+        elif isinstance(unit, ast.Assign) and isinstance(unit.targets[0], ast.Name):
+            call = ast.Expr(expression(text.format(given)))
+            both = ast.If(ast.Constant(True), [unit, call], [])
+            yield unit, both, f"followed by {text.format(given)}, as elsewhere"
+
+
+def _masked(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits that mask what an operation reduces."""
+    if not (isinstance(node, ast.Call) and REDUCING.fullmatch(name_of(node.func))):
+        return
+    inside = [node.func.value] if isinstance(node.func, ast.Attribute) else []
+    for one in (*inside, *node.args[:1]):
+        kind = kinds.get(ast.unparse(one), "")
+        for name in masks(kinds, kind.partition(" of ")[2]):
+            masked = ast.BinOp(one, ast.Mult(), expression(name))
+            yield one, masked, f"with {short(one)} multiplied by {name}"
+
+
+def _scaled(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits that multiply a product by a further factor."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        for name, kind in kinds.items():
+            if kind == "float" and COUNTS.search(name) and name not in ast.unparse(node):
+                product = ast.BinOp(node, ast.Mult(), expression(name))
+                yield node, product, f"with a product multiplied by {name}"
+
+
+def _increased(unit: Unit, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits that add 1 to a statement's number, or subtract it."""
+    value = getattr(unit, "value", None)
+    target = ast.unparse(unit.targets[0]) if isinstance(unit, ast.Assign) else ""
+    if value is not None and kinds.get(target, "").startswith(("int", "float", "numbers")):
+        for operator, words in ((ast.Add(), "plus 1"), (ast.Sub(), "minus 1")):
+            yield value, ast.BinOp(value, operator, ast.Constant(1)), words
 
 
 def _shifted(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
@@ -64,12 +120,13 @@ def _detached(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
 
 
 def _exponentiated(node: ast.AST) -> Iterator[Other]:
-    """Yield the edit of a difference of logarithms to one of their exponentials."""
+    """Yield edits of a difference of logarithms to one of their exponentials, and to its own."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
         left, right = ast.unparse(node.left), ast.unparse(node.right)
         if "log" in left and "log" in right:
             difference = expression(f"({left}).exp() - ({right}).exp()")
             yield node, difference, "with exponentials of both operands of -"
+            yield node, expression(f"({left} - {right}).exp()"), "with the exponential of -"
 
 
 def _accumulated(unit: Unit) -> Iterator[Other]:
@@ -96,9 +153,16 @@ def _multiplied(unit: Unit, kinds: Kinds) -> Iterator[Other]:
     if value is None or not is_number or not isinstance(unit, (ast.Assign, ast.Return)):
         return
     text, shape = ast.unparse(value), kinds.get(target, "").partition(" of ")[2]
+    for name in masks(kinds, shape):
+        yield value, expression(f"({text}) * {name}"), f"multiplied by {name}"
     for name, kind in kinds.items():
-        if "mask" in name and kind.partition(" of ")[2] == shape != "":
-            yield value, expression(f"({text}) * {name}"), f"multiplied by {name}"
         if SCALAR.fullmatch(kind) and name != target and COUNTS.search(name):
             for sign, words in (("/", "divided"), ("*", "multiplied")):
                 yield value, expression(f"({text}) {sign} {name}"), f"{words} by {name}"
+
+
+def masks(kinds: Kinds, shape: str) -> Iterator[str]:
+    """Yield the masks of a shape."""
+    for name, kind in kinds.items():
+        if "mask" in name and kind.partition(" of ")[2] == shape != "":
+            yield name

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
+from conformance.tracing.edits.calls import COLLECTIVE
 from conformance.tracing.edits.edited import (
     SIGNS,
     copied,
@@ -39,7 +40,7 @@ OPTIONAL = ("group", "mask", "max", "min", "op", "reduction", "weights")
 
 def leaving_out(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that leave out an operation, an argument or the whole statement."""
-    for found in (*map(_left_out, parts(unit)), _nothing(unit)):
+    for found in (*map(_left_out, parts(unit)), _nothing(unit), _decided(unit)):
         yield from each(file, unit, found)
 
 
@@ -57,12 +58,26 @@ def _left_out(node: ast.AST) -> Iterator[Other]:
         operands = [*([] if is_of_module(node.func) else [node.func.value]), *node.args]  # type: ignore[attr-defined]
         if name in LEFT_OUT and operands:
             yield node, operands[0], f"without {name}"
+        if COLLECTIVE.match(name) and node.args:
+            yield node, node.args[0], f"without {name}"
+        if name == "where" and len(node.args) == 3:
+            yield from ((node, one, f"with {short(one)} always") for one in node.args[1:])
         for place, bound in [*enumerate(node.args)][-2:] if name in BOUNDING else ():
             args = [*node.args[:place], ast.Constant(None), *node.args[place + 1 :]]
             yield node, copied(node, args=args), f"without the bound {short(bound)} of {name}"
         for keyword in filter(_is_optional, node.keywords):
             left = [one for one in node.keywords if one is not keyword]
             yield node, copied(node, keywords=left), f"without {keyword.arg}= of {name}"
+    elif isinstance(node, ast.IfExp):
+        yield from ((node, one, f"with {short(one)} always") for one in (node.body, node.orelse))
+
+
+def _decided(unit: Unit) -> Iterator[Other]:
+    """Yield edits of the condition of a branch, which is decided before or the other way round."""
+    if isinstance(unit, (ast.Attribute, ast.BoolOp, ast.Compare, ast.Name, ast.UnaryOp)):
+        yield unit, ast.UnaryOp(ast.Not(), unit), "with the opposite condition"
+        yield unit, ast.Constant(True), "with a condition that always holds"
+        yield unit, ast.Constant(False), "with a condition that never holds"
 
 
 def _is_optional(keyword: ast.keyword) -> bool:

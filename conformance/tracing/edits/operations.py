@@ -11,6 +11,7 @@ from conformance.tracing.edits.edited import (
     copied,
     each,
     integer,
+    is_of_module,
     name_of,
     parts,
     short,
@@ -51,6 +52,8 @@ COMBINED: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
     ast.Div: (ast.Mult,),
     ast.BitAnd: (ast.BitOr,),
     ast.BitOr: (ast.BitAnd,),
+    ast.FloorDiv: (ast.Mod,),
+    ast.Mod: (ast.FloorDiv,),
 }
 """For each operator, the operators that it is easily confused with."""
 
@@ -64,7 +67,12 @@ def done_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     ``kinds`` are the kinds of the values that the statement can read.
     """
     several = [*parts(unit)]
-    for found in (*map(_operated, several), *map(_placed, several), _assigned(unit, kinds)):
+    for found in (
+        *map(_operated, several),
+        *map(_nested, several),
+        *map(_placed, several),
+        _assigned(unit, kinds),
+    ):
         yield from each(file, unit, found)
 
 
@@ -90,6 +98,50 @@ def _operated(node: ast.AST) -> Iterator[Other]:
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         for name in _confused(node.value):
             yield node, ast.Constant(name), f"with {name!r} instead of {node.value!r}"
+
+
+def _nested(node: ast.AST) -> Iterator[Other]:
+    """Yield edits that apply two operations in another order, or choose the other value."""
+    if isinstance(node, ast.BinOp):
+        yield from _regrouped(node)
+    elif isinstance(node, ast.BoolOp):
+        operator = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        words = f"with {SIGNS[type(operator)]} instead of {SIGNS[type(node.op)]}"
+        yield node, copied(node, op=operator), words
+    elif isinstance(node, ast.Call):
+        inner = _operand(node)
+        if isinstance(inner, ast.Call) and (innermost := _operand(inner)) is not None:
+            swapped = _applied(inner, _applied(node, innermost))
+            yield node, swapped, f"with {name_of(inner.func)} after {name_of(node.func)}"
+        if name_of(node.func) == "where" and len(node.args) == 3:
+            condition, one, other = node.args
+            swapped = copied(node, args=[condition, other, one])
+            yield node, swapped, "with the values of where swapped"
+
+
+def _regrouped(node: ast.BinOp) -> Iterator[Other]:
+    """Yield edits of ``a - b / c`` to ``(a - b) / c``, and the reverse."""
+    left, right, words = node.left, node.right, "with other parentheses"
+    if isinstance(right, ast.BinOp):
+        inner = ast.BinOp(left, node.op, right.left)
+        yield node, ast.BinOp(inner, right.op, right.right), words
+    if isinstance(left, ast.BinOp):
+        inner = ast.BinOp(left.right, node.op, right)
+        yield node, ast.BinOp(left.left, left.op, inner), words
+
+
+def _operand(call: ast.Call) -> ast.expr | None:
+    """The value that a call computes with: the method's, or else the function's first argument."""
+    if is_of_module(call.func):
+        return call.args[0] if call.args else None
+    return call.func.value  # type: ignore[attr-defined, no-any-return]
+
+
+def _applied(call: ast.Call, operand: ast.expr) -> Any:
+    """A call with another value that it computes with."""
+    if is_of_module(call.func):
+        return copied(call, args=[operand, *call.args[1:]])
+    return copied(call, func=copied(call.func, value=operand))
 
 
 def _confused(name: str) -> Iterator[str]:

@@ -55,6 +55,10 @@ def _method(of: ast.expr, name: str, like: ast.Call) -> Any:
 def _averaged(node: ast.AST) -> Iterator[Other]:
     """Yield the edit of a mean over tokens to a mean of rows' means, or the reverse."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        means = [ast.unparse(one) for one in map(_as_mean, (node.left, node.right)) if one]
+        if len(means) > 1:
+            inside = ast.unparse(node).replace(".mean()", "")
+            yield node, expression(f"({inside}).mean()"), "with a mean of quotients"
         if (of_rows := _summed(node, constant=-1)) is not None:
             yield node, expression(f"({of_rows}).mean()"), "with a mean of the rows' means"
     elif isinstance(node, ast.Call) and "mean" in name_of(node.func):
@@ -68,6 +72,12 @@ def _averaged(node: ast.AST) -> Iterator[Other]:
             keywords = [*node.keywords, ast.keyword("dim", ast.Constant(-1))]
             of_rows = ast.unparse(copied(node, keywords=keywords))
             yield node, expression(f"{of_rows}.mean()"), "with a mean of the rows' means"
+
+
+def _as_mean(node: ast.expr) -> ast.Call | None:
+    """The mean over all entries in an expression, perhaps clamped; None if there is none."""
+    calls = (one for one in ast.walk(node) if isinstance(one, ast.Call))
+    return next((one for one in calls if ast.unparse(one).endswith(".mean()")), None)
 
 
 def _summed(quotient: ast.BinOp, constant: int | None = None) -> str | None:

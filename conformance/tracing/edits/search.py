@@ -12,7 +12,7 @@ from conformance.tracing.edits.omissions import leaving_out
 from conformance.tracing.edits.operations import done_otherwise
 from conformance.tracing.edits.reductions import reduced_otherwise
 from conformance.tracing.edits.statements import statements
-from conformance.tracing.edits.values import read_alike, read_otherwise
+from conformance.tracing.edits.values import read_alike, read_otherwise, read_unread
 from conformance.tracing.graph import is_close
 from conformance.tracing.suspects.reasons import Suspect, extent
 from conformance.tracing.trials import ProofTimeOverError
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from conformance.tracing.trials import Trials
     from conformance.tracing.wrong_weight import WrongWeight
 
-LIKELY = (called_otherwise, done_otherwise, reduced_otherwise, read_alike)
+LIKELY = (read_unread, called_otherwise, done_otherwise, reduced_otherwise, read_alike)
 """Sorts of edits that are always tried, since each edit may be the intended statement."""
 
 FURTHER = (leaving_out, inserting)

@@ -10,11 +10,14 @@ import ast
 import re
 from collections import defaultdict, deque
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import LISTED, READ, Line
 from conformance.tracing.edits.edited import name_of, units
 from conformance.tracing.graph import is_close
+from conformance.tracing.rewards import TracedAdvantage
 from conformance.tracing.source import functions_of, scope_of
 from conformance.tracing.suspects.reasons import MOST
 from conformance.tracing.wrong_weight import is_own
@@ -100,15 +103,23 @@ def _lines(trace: Trace, graph: Graph) -> list[Line]:
     """The lines that may be wrong, best first."""
     found = {one.line: (n, 0, 0) for n, one in enumerate(trace.suspects) if trace.is_own(one.line)}
     multiplying: dict[Line, set[str]] = defaultdict(set)
+    factors = {one.node for one in trace.weight.factors} if trace.weight else ()
     for node, distance in _far(trace, graph).items():
         operation = graph.operation(node)
-        for depth, line in enumerate(operation.stack if operation.backward_pass is None else ()):
+        is_forward = operation.backward_pass is None
+        is_seen = is_forward or node in factors or _loses_gradient(trace)
+        for depth, line in enumerate(operation.stack if is_seen else ()):
             if is_own(line, trace.package):
                 place = MOST, distance + depth, -node.place
                 found[line] = min(place, found.get(line, place))
                 if depth == 0:
                     multiplying[line] |= _numbers_read(operation)
-    found |= _plain(found, multiplying)
+    reading = {
+        line
+        for node in (_read(graph) if trace.job.metric else ())
+        for line in graph.operation(node).stack
+    }
+    found |= _plain(found, multiplying, reading)
     return sorted(found, key=lambda line: found[line])
 
 
@@ -129,13 +140,43 @@ def _far(trace: Trace, graph: Graph) -> dict[Node, int]:
     """
     suspected = [one.line for one in trace.suspects]
     blamed = [one for one in graph.nodes() if graph.operation(one).line in suspected]
-    way = graph.painted if trace.chain is None else trace.chain.way
+    way = [*(graph.painted if trace.chain is None else trace.chain.way)]
+    if trace.job.is_trained_right:
+        way = [one for one in way if one not in graph.trained]
     read = [one for one in graph.nodes() if graph.operation(one).name in (READ, LISTED)]
+    ends = [*(_stopped(graph) if _loses_gradient(trace) else ())]
+    if trace.chain is None and trace.job.metric is not None:
+        ends = [*_read(graph)]
     found = _distances(graph, graph.roots, 2 * FAR)
-    for ends, start in ((read, FAR), (way, 0 if trace.chain else FAR), (blamed, 0)):
-        for node, distance in _distances(graph, ends, start).items():
+    near = 0 if trace.chain else FAR
+    for nodes, start in ((read, FAR), (way, near), (ends, 0), (blamed, 0)):
+        for node, distance in _distances(graph, nodes, start).items():
             found[node] = min(distance, found.get(node, distance))
     return found
+
+
+def _loses_gradient(trace: Trace) -> bool:
+    """Whether the token's value reaches no gradient, although its weight should not be 0."""
+    is_of_weight = trace.job.metric is None and not isinstance(trace.job, TracedAdvantage)
+    return trace.chain is None and is_of_weight
+
+
+def _read(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes at which Python reads the token's value after an output of the model."""
+    for node in graph.painted:
+        if graph.operation(node).name in (READ, LISTED):
+            before = graph.behind([node], graph.painted)
+            if any(graph.operation(one).requires_grad for one in before):
+                yield node
+
+
+def _stopped(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes with the token's gradient before a gradient of equal size without it."""
+    for node in (one for one, in_gradient in graph.painted.items() if in_gradient):
+        size = graph.operation(node).contents.size
+        after = [one for one in graph.readers(node) if graph.operation(one).contents.size == size]
+        if any(one not in graph.painted for one in after):
+            yield node
 
 
 def _distances(graph: Graph, ends: Iterable[Node], start: int) -> dict[Node, int]:
@@ -151,35 +192,45 @@ def _distances(graph: Graph, ends: Iterable[Node], start: int) -> dict[Node, int
     return found
 
 
-def _plain(found: Mapping[Line, Place], multiplying: Mapping[Line, set[str]]) -> dict[Line, Place]:
-    """The lines of plain Python that the found lines depend on.
+def _plain(
+    found: Mapping[Line, Place], multiplying: Mapping[Line, set[str]], reading: set[Line]
+) -> dict[Line, Place]:
+    """The lines of plain Python that the found lines depend on, or that use what they read.
 
     These are the lines that assign what a found line reads, and those of a function that it calls
     and that calls no operation itself. ``multiplying`` are the numbers that lines compute with,
-    which are as far away as an operand.
+    which are as far away as an operand. The lines in ``reading`` read a logged number, so lines
+    that use their results follow.
     """
     several: dict[Line, Place] = {}
-    waiting = deque(sorted(found, key=lambda line: found[line]))
-    places = dict(found)
-    known = {(line.file, line.number) for line in found}
+    counter = count()
+    waiting = [(place, next(counter), line) for line, place in found.items()]
+    heapify(waiting)
+    seen: set[tuple[str, int]] = set()
+    at = {(line.file, line.number) for line in found}
     functions = _functions(found)
 
-    def add(other: Line, line: Line, away: int) -> None:
-        if (other.file, other.number) not in known:
-            known.add((other.file, other.number))
-            several[other] = places[other] = MOST, places[line][1] + away, places[line][2]
-            waiting.append(other)
+    def add(other: Line, place: Place, away: int) -> None:
+        if (other.file, other.number) not in at:
+            heappush(waiting, ((MOST, place[1] + away, place[2]), next(counter), other))
 
     while waiting:
-        line = waiting.popleft()
-        if (scope := scope_of(line)) is None:
+        place, _, line = heappop(waiting)
+        if (line.file, line.number) in seen or (scope := scope_of(line)) is None:
             continue
+        seen.add((line.file, line.number))
+        is_plain = (line.file, line.number) not in at
+        several.update([(line, place)] if is_plain else [])
         for name, number in scope.assignments():
-            is_number = line in several or name in multiplying.get(line, ())
-            add(replace(line, number=number, columns=None), line, 1 if is_number else BY_NAME)
+            is_number = is_plain or name in multiplying.get(line, ())
+            add(replace(line, number=number, columns=None), place, 1 if is_number else BY_NAME)
+        for number in scope.uses() if line in reading else ():
+            using = replace(line, number=number, columns=None)
+            reading.add(using)
+            add(using, place, 1)
         for call in scope.nodes(ast.Call):
             for other in functions.pop(name_of(call.func), ()):
-                add(other, line, BY_NAME)
+                add(other, place, 1 if line in reading else BY_NAME)
     return several
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from conformance.tracing.edits.edited import edited, expression, parts
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from conformance.tracing.edits.edited import Edited, Kinds, Unit
+    from conformance.tracing.source import Function
 
 
 WORD = re.compile(r"[a-z]{3,}")
@@ -22,19 +24,39 @@ ROOTS = {"self", "args", "config", "cfg"}
 
 
 def read_alike(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits that compute with a variable that has a similar name or that nothing reads."""
-    unread = _unread(file, unit)
-    return _other_variables(
-        file, unit, kinds, lambda one, other: one in unread or _is_alike(one, other)
-    )
+    """Yield edits that compute with a variable that has a similar name."""
+    return _other_variables(file, unit, kinds, _is_alike)
 
 
-def _unread(file: str, unit: Unit) -> set[str]:
-    """The variables that a statement's function assigns and never reads."""
+def read_unread(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
+    """Yield edits that compute with a variable that nothing reads, instead or as well."""
     around = [one for one in functions_of(file) if is_at(one, unit.lineno)]
-    names = [node for one in around[-1:] for node in ast.walk(one) if isinstance(node, ast.Name)]
+    unread = _unread(around[-1]) if around else frozenset()
+    yield from _other_variables(file, unit, kinds, lambda one, _: one in unread)
+    for part in parts(unit) if unread else ():
+        text = ast.unparse(part) if isinstance(getattr(part, "ctx", None), ast.Load) else ""
+        for other in sorted(unread):
+            if text in kinds and kinds.get(other) == kinds[text]:
+                for both, words in _combined(text, other, kinds[text]):
+                    yield edited(file, unit, [(part, expression(both))], words)
+
+
+@lru_cache(maxsize=256)
+def _unread(function: Function) -> frozenset[str]:
+    """The variables that a function assigns and never reads."""
+    names = [node for node in ast.walk(function) if isinstance(node, ast.Name)]
     read = {one.id for one in names if isinstance(one.ctx, ast.Load)}
-    return {one.id for one in names} - read
+    return frozenset(one.id for one in names if not one.id.startswith("_")) - read
+
+
+def _combined(text: str, other: str, kind: str) -> Iterator[tuple[str, str]]:
+    """Yield expressions that combine two values of one kind, each with words."""
+    for sign in ("+", "*"):
+        yield f"({text} {sign} {other})", f"with {text} {sign} {other} instead of {text}"
+    for name in ("min", "max"):
+        module = "torch." if kind.startswith(("numbers", "integers")) else ""
+        both = f"{module}{name}({text}, {other})"
+        yield both, f"with {both} instead of {text}"
 
 
 def read_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
