@@ -203,7 +203,8 @@ class KnownMistake(_Entry):
     """Checks, or prefixes of checks, to which all findings of a cause must belong."""
 
     needs: tuple[Fact, ...] = ()
-    """Facts of every batch that it shows in: a right finding of another batch does not exclude it.
+    """Facts of every batch that shows it; a right finding on a batch without them does not exclude
+    it.
     """
 
     @property

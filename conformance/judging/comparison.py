@@ -95,8 +95,8 @@ def is_same(one: float, other: float, tokens: int, dtype: str) -> bool:
 def steady_numbers(first: Trained, with_other_values: Trained, again: Trained) -> frozenset[str]:
     """The names of logged numbers that depend on the values of a batch and on nothing else.
 
-    The three are a job, the job with other values, and the job again. Times differ in every run,
-    and counts in none, so both are left out.
+    The arguments are a job, the job with other values, and the first job run again. Times differ in
+    every run and counts in none, so both are left out.
     """
     moved = changed_numbers(first, with_other_values).keys()
     return frozenset(moved) - {name for name, one, other in _pairs(first, again) if one != other}

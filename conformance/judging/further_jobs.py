@@ -40,7 +40,7 @@ MOST_REMEMBERED = 3
 
 
 def _once_per(*fields: str) -> Callable[[_Method], _Method]:
-    """Has a method answer once for all jobs, its first argument, that are equal in some fields."""
+    """Caches a method's result for all jobs, its first argument, that are equal in some fields."""
 
     def decorated(find: _Method) -> _Method:
         @wraps(find)

@@ -41,7 +41,7 @@ SMALL = 8
 is often the size of something else."""
 
 COMMON = 2
-"""The largest number for which only reads by the function that uses it are considered, as small
+"""Up to this number, only reads by the function that uses the number are considered, as small
 numbers are common."""
 
 

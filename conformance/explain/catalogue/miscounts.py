@@ -162,7 +162,7 @@ def other_units(context: StepContext) -> Iterator[Prediction]:
 
 
 def filling_rows(context: StepContext) -> Iterator[Prediction]:
-    """Counts as samples the rows that pad a step to a multiple of its ranks."""
+    """Counts rows that pad a step to a multiple of its ranks as samples."""
     if context.mode not in (Mode.SAMPLE_MEAN, Mode.CONSTANT):
         return
     layout, size = context.layout, context.step.size

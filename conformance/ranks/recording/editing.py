@@ -129,7 +129,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 _known: dict[str, list[FunctionType]] = {}
-"""The functions of each file, as found by the first search that found any."""
+"""The functions of each file, kept once a search has found some."""
 
 
 def _functions(file: str) -> list[FunctionType]:

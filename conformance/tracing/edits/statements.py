@@ -49,8 +49,8 @@ class Statement(NamedTuple):
 
 
 BY_NAME = 4
-"""The distance between a line and another that assigns a variable, or is in a function, that the
-line uses, without calling an operation."""
+"""The distance between a line and a line of plain Python that it uses: one that assigns a variable
+it reads, or one in a function it calls."""
 
 FAR = 20
 """The distance of operations that are only on the way of a token whose value is lost; others are
@@ -184,7 +184,7 @@ def _plain(found: Mapping[Line, Place], multiplying: Mapping[Line, set[str]]) ->
 
 
 def _functions(found: Iterable[Line]) -> dict[str, list[Line]]:
-    """The lines of the functions, by name, that are in the files of found lines without having any.
+    """The lines of functions, by name, that are in the files of found lines and have no found line.
 
     The last line comes first, as it is nearest to the result.
     """
