@@ -31,7 +31,7 @@ AREAL, NEMO_RL, OPEN_INSTRUCT, PRIME_RL, TUNIX = (
 def read_from_clone(
     name: str, file: Path | None = None, words: Sequence[str] = ()
 ) -> tuple[Recipe, Match]:
-    """The recipe as a framework at its commit reads it, and what of its record that is."""
+    """The recipe as a framework reads it at its commit, and the matching part of its record."""
     adapter = registry.create(name)
     source = version_of(adapter, COMMITS[name])
     recipe = read(adapter, source, Typed(file=file, words=tuple(words)))

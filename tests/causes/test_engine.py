@@ -43,7 +43,7 @@ def clues(given: Given, *of_ranks: np.ndarray) -> Clues:
 
 
 def explanations(given: Given, *of_ranks: np.ndarray) -> list[list[set[str]]]:
-    """Without the term, which is the same everywhere."""
+    """The explanations without the term, which is the same everywhere."""
     return [
         [{name.removeprefix("policy_loss/") for name in part} for part in parts]
         for parts in clues(given, *of_ranks).explanations

@@ -54,7 +54,7 @@ def said_of(*said: Said) -> str:
         ),
         # each rank has 64 samples, so their mean is right, or a mean of it is taken twice
         ("weights/sample_mean/a/dp2-cp1-mb1-thd", "denominators_per_rank", ""),
-        # nothing predicts which tokens are lost, nor what a term besides the policy loss amounts to
+        # neither the lost tokens nor the size of a term besides the policy loss can be predicted
         ("weights/token_mean/a/dp2-cp1-mb1-thd", "tokens_lost", ""),
         ("auxiliary.kl/token_mean/a/dp2-cp1-mb1-thd", "divided_by_dp", ""),
     ],
