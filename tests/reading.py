@@ -129,7 +129,7 @@ class Squaring(Reading):
 
 
 class Drifting(Reading):
-    """Logs a number that is the larger the more micro-batches a step is cut into."""
+    """Logs a number that grows with the number of micro-batches."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         seen = super().observe(job, rank)

@@ -470,7 +470,7 @@ def options_of(section: str) -> dict[str, str]:
 
 
 def test_options_of_the_lineage_are_those_of_its_parsers() -> None:
-    """Each of slime's parser, of miles' or of both."""
+    """Each option is in slime's parser, in miles' or in both."""
     folder = os.environ.get(command.SOURCES)
     if folder is None:
         pytest.skip(f"needs {command.SOURCES}, as the frameworks are on no registry")

@@ -76,7 +76,7 @@ UNEVEN = passes([(slice(3), 0), (slice(3, 4), 1), (slice(4, 6), 2)], [(slice(6, 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """Weights as if a framework had given them, of the last of some steps."""
+    """Token weights of the last of some steps, as if a framework had returned them."""
 
     mode: Mode = Mode.TOKEN_MEAN
     steps: tuple[Step, ...] = (STEP,)

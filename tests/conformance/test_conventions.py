@@ -55,7 +55,7 @@ PASSES = np.array([0, 0, 0, 1])
 def by_conventions(
     slug: str, job: Job, *seen: Observation, declared: Mapping[str, Convention]
 ) -> Judgement:
-    """The judgement of a check on what ranks observed, by what is declared."""
+    """The judgement of a check by declared conventions, given the observations of ranks."""
     spec = check_spec(slug)
     return judge_by_conventions(
         judge(spec), spec, Trained(job, seen, Description(declared=declared))

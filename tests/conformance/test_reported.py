@@ -1,4 +1,4 @@
-"""The reported policy loss is held against the reference, and its mistakes are named."""
+"""The reported policy loss is compared with the reference, and its mistakes are named."""
 
 from dataclasses import dataclass
 

@@ -141,7 +141,7 @@ class Refusing(DriftingAdapter):
 
 
 class RefusingOnOneRank(Refusing):
-    """The other ranks wait for it."""
+    """Refuses on one rank, for which the other ranks wait."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if rank.index:

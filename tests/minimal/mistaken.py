@@ -76,7 +76,7 @@ class NamingNoMode(HavingTokenMeanAlone):
 
 
 class ComputingNoAdvantages(NamingNoMode):
-    """Neither has it the mode in which advantages would be looked at."""
+    """It also lacks the mode in which advantages would be checked."""
 
     def describe(self) -> Description:
         return replace(super().describe(), objectives=frozenset({Objective.POLICY}))

@@ -148,7 +148,7 @@ def test_the_line_is_proven_with_which_all_findings_conform(
 def test_a_wrong_advantage_that_no_edit_mends_is_not_proven(
     jobs_of_rewards: SharedJobs, way: str
 ) -> None:
-    """Whoever hands a group to a function has chosen it."""
+    """The line that passes a group to a function has chosen the group."""
     objective = {"merged": Objective.GROUP_CENTRED, "of_a_rank": Objective.GROUP_WHITENED}[way]
     [(line, _), *_] = of_lines = told(wrong(way, jobs_of_rewards, objective), jobs_of_rewards)
 
@@ -269,7 +269,7 @@ def test_ranks_that_reduce_more_numbers_or_fewer_have_no_sum(jobs_of_rewards: Sh
 def test_a_step_that_no_judge_expects_proves_nothing(
     jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one whose tokens are in other forward passes than the framework's."""
+    """One example is a step whose tokens are in other forward passes than the framework's."""
     cell = wrong("of_a_rank", jobs)[0]
     trials = Prover(jobs).trials
     run, one = trials.ordinary(cell), candidates(traced(cell, jobs))[0]
