@@ -30,9 +30,9 @@ must belong. If several entries match a cause, the entry with most requirements 
     link = "https://github.com/owner/framework/pull/2"
     looked_up = 2026-09-18
 
-``needs`` lists facts of all batches that show a mistake which ordinary batches do not show.
-``reach`` says which users meet it, in the framework's own options. ``looked_up`` is the day up to
-which upstream's issues and pull requests were searched. ``deliberate`` is the pull request or
+``needs`` is for a mistake that ordinary batches do not show: it lists the facts of a batch that
+does. ``reach`` says which users meet it, in the framework's own options. ``looked_up`` is the day
+up to which upstream's issues and pull requests were searched. ``deliberate`` is the pull request or
 document that introduced the behaviour on purpose: the entry is then a convention and not an
 accusation.
 

@@ -141,7 +141,7 @@ class Explained:
 
     @cached_property
     def visible(self) -> Names:
-        """The mistakes that would be visible alone, in every variant of theirs.
+        """The mistakes of which every variant would be visible on its own.
 
         The numbers of a variant must differ from the right numbers and, if the observation is right
         within its bound, from the observation too.

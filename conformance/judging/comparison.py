@@ -84,8 +84,9 @@ def changed_numbers(before: Trained, after: Trained) -> Changes:
 def is_same(one: float, other: float, tokens: int, dtype: str) -> bool:
     """Whether a number that two runs log is the same up to rounding.
 
-    A number without a formula is assumed to be a mean over tokens of values as large as a batch's
-    values can be. The bound is twice that of such a sum, relative to the largest value.
+    A number without a formula is treated as a mean over tokens. The values of the tokens are
+    assumed to be as large as any value of a batch. The bound is twice that of such a sum, relative
+    to the largest value.
     """
     bound = 2 * reported_bound(tokens, dtype, TERM_OPERATIONS)
     size = max(LARGEST, abs(one), abs(other))

@@ -162,7 +162,7 @@ class FurtherJobs(ABC):
         return frozenset()
 
     def _steps_of_rewards(self, job: Job) -> Iterator[Job]:
-        """Yield steps whose advantages are made of rewards; several, as layouts may decline them.
+        """Yield steps with advantages from rewards; several, since layouts may decline some.
 
         Steps of a critic come last, since a critic's estimator normalises no rewards.
         """

@@ -46,7 +46,7 @@ numbers are common."""
 
 
 class How(StrEnum):
-    """The operation that made a count of its parts."""
+    """The operation by which a count was made from its parts."""
 
     GIVEN = "given"
     SAME = "same"

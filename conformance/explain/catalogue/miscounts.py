@@ -229,7 +229,7 @@ def rounded_shares(context: StepContext) -> Iterator[Prediction]:
     """Rounds down each context-parallel rank's share of a micro-batch's tokens.
 
     A framework may multiply a loss by all tokens of sequences and divide it by the counted tokens.
-    This changes the loss only if the tokens are no multiple of the ranks.
+    This changes the loss only if the tokens are not a multiple of the ranks.
     """
     cp, placement = context.layout.cp, context.placement
     if placement is None:
