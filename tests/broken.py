@@ -1,4 +1,4 @@
-"""Adapters with one defect each, named after it; `native` is what they would be without."""
+"""Adapters with one defect each, named after it; without the defect they would be `native`."""
 
 import ctypes
 import os
@@ -396,7 +396,7 @@ class LoggingRankSums(TwoLayouts):
 
 
 class LoggingRolloutsPerMicroBatch(TwoLayouts):
-    """Adds up what it logs of rollouts once for every micro-batch."""
+    """Adds up the logged numbers of rollouts once for every micro-batch."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         observed = super().observe(job, rank)

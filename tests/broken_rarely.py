@@ -1,4 +1,4 @@
-"""Adapters whose defect shows in rare steps only: what generated steps are for."""
+"""Adapters whose defect shows only in rare steps, which generated steps are meant to find."""
 
 import os
 from abc import ABC, abstractmethod

@@ -1,8 +1,8 @@
 """Runs pytest as a user does, in its own process and folder, with broken adapters installed.
 
 A cold start takes five seconds of a core, so `run` forks pytest and its ranks from a process that
-has already loaded torch, Megatron and other imports of frameworks. `start` starts pytest anew, for
-tests about processes.
+has already loaded torch, Megatron and other imports of frameworks. `start` starts a new pytest
+process, for tests about processes.
 """
 
 import multiprocessing
@@ -82,7 +82,7 @@ class Result:
 def run(folder: Path, adapter: str, *arguments: str) -> Result:
     """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process, with forked ranks.
 
-    With pytest-xdist it is started anew, as execnet's workers do not survive in a forked process.
+    With pytest-xdist a new process is started, as execnet's workers do not survive a fork.
     """
     chosen = (f"--adapter={adapter}", *arguments)
     if "-n" in arguments:

@@ -43,7 +43,7 @@ TOY = replace(
     },
     options=(
         OptionRow(("reduction", "longest"), "the mode"),
-        OptionRow(("dropped",), "tokens that are left out", "not looked at yet"),
+        OptionRow(("dropped",), "tokens that are left out", "not checked yet"),
     ),
 )
 

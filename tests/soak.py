@@ -45,7 +45,7 @@ class Memory:
     bytes_of: dict[int, list[int]] = field(default_factory=dict)
 
     def note(self, seconds: float) -> None:
-        """Look at all of them."""
+        """Measure the memory of all processes."""
         self.seconds.append(seconds)
         for pid in self.names:
             taken: int = psutil.Process(pid).memory_full_info().uss

@@ -340,7 +340,7 @@ def found() -> list[committed.CommittedReport]:
 def test_pages_are_those_of_the_committed_reports_and_records(
     found: list[committed.CommittedReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`python -m conformance.views.overview` writes them anew."""
+    """`python -m conformance.views.overview` writes them again."""
     monkeypatch.chdir(command.ROOT)
     written = pages.pages(found, README) | frameworks.pages(found) | frameworks.option_pages()
     for path, text in written.items():
@@ -350,7 +350,7 @@ def test_pages_are_those_of_the_committed_reports_and_records(
 def test_reports_say_of_known_mistakes_what_the_catalogue_says(
     found: list[committed.CommittedReport],
 ) -> None:
-    """`python -m conformance.views.overview.rederive` makes them anew."""
+    """`python -m conformance.views.overview.rederive` makes them again."""
     causes = [cause for one in found for cause in one.report.causes if cause.name in MISTAKES]
 
     assert causes

@@ -255,7 +255,7 @@ class KnownFailure(_Entry):
         return finding.verdict is self.name and self.message in failure(finding)
 
     def objection(self, finding: Finding) -> str | None:
-        """Words on how a finding differs from what is expected; None if it does not."""
+        """Words on how a finding differs from the expectation; None if it does not."""
         if finding.verdict is Verdict.CONFORMS:
             return "it conforms: fixed; remove it"
         if finding.verdict is not self.name:

@@ -83,7 +83,7 @@ def test_what_is_measured_on_the_production_step_comes_before_any_prediction() -
 
 
 def test_nothing_is_said_of_a_batch_that_the_production_step_is_not() -> None:
-    """Its prompt groups are of one size, and it would show what merging them does."""
+    """Its prompt groups have one size, and the mistake shows only if groups differ in size."""
     uneven = "where prompt groups differ in size"
     merged = "policy_loss/groups_merged"
     identity = "advantages.group_normalised/token_mean/{}/dp1-cp1-mb1-thd"

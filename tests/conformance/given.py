@@ -1,4 +1,4 @@
-"""A step of ten active tokens and what is given of it to the judge."""
+"""A step of ten active tokens, and the data about it that a judge gets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,7 +113,7 @@ class Given:
         explains: bool = True,
         **observed: Any,
     ) -> Judgement:
-        """The judgement of what ranks observed, of weights and of more."""
+        """The judgement of the ranks' observations, of weights and of more."""
         before = [self._context(step_index).expected for step_index in range(len(self.steps) - 1)]
         seen = (
             [()] * len(of_ranks)

@@ -1,4 +1,4 @@
-"""hypothesis strategies for findings and reports: as valid as what a run writes, and as unruly.
+"""hypothesis strategies for findings and reports that a run could write, with unruly text.
 
 `reports` makes one report; `pairs` makes two with mostly the same checks and cases.
 """

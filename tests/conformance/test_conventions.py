@@ -282,7 +282,7 @@ def test_other_mistakes_stay_wrong_and_what_conforms_is_no_advice() -> None:
 
 
 def rejudged(judgement: Judgement, description: Description) -> Judgement:
-    """The judgement of a deviation, whatever was observed."""
+    """The judgement of a given deviation, independent of the observation."""
     job = job_of(STEP)
     return judge_by_conventions(
         lambda *_: judgement, check_spec("weights"), Trained(job, (), description)

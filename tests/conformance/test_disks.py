@@ -87,7 +87,7 @@ def test_files_that_may_grow_no_larger_are_said(tmp_path: Path) -> None:
 
 
 def run_after(spoil: str, folder: Path) -> command.Result:
-    """Run with the reports' folder spoilt, and keep what it holds in another one."""
+    """Run with an unusable reports' folder, and keep its content in another folder."""
     (folder / "reports" / "latest").mkdir(parents=True)
     script = f'{spoil}; "$@"; status=$?; cp -r reports/latest kept; exit $status'
     start = time.monotonic()

@@ -203,7 +203,7 @@ def test_a_deviation_that_loses_its_digits_is_seen_with_large_rewards(name: str)
 
 @pytest.mark.parametrize("law", INVARIANCES.values(), ids=INVARIANCES)
 def test_values_follow_tokens_and_samples_into_the_changed_step(law: Law) -> None:
-    """For every objective, whatever its tables."""
+    """This holds for every objective and its tables."""
     for objective in (Objective.OFF_POLICY, Objective.GSPO, Objective.GAE, Objective.TIS_TOKEN):
         job = replace(JOB, objective=objective)
         before, after = ProbedBatch.of(job), ProbedBatch.of(law.after(job))

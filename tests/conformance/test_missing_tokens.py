@@ -81,7 +81,7 @@ CHANGED = replace(OF_THREE, token_names=np.arange(4), sample_names=np.arange(3))
 @pytest.mark.parametrize("step", [OF_THREE, CHANGED], ids=["of_case", "changed"])
 @pytest.mark.parametrize("mode", [Mode.TOKEN_MEAN, Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN])
 def test_sample_that_is_lost_before_anything_is_counted_is_named(mode: Mode, step: Step) -> None:
-    """The second sample of three: the others weigh what they do in a step of two."""
+    """The second sample of three: the others weigh as much as in a step of two."""
     whole, rest = Given(steps=(step,), mode=mode), step_of([1], [1])
     given = replace(whole, forward_pass_of_token=np.array([[0, -1, -1, 0]], np.int32))
     first, last = Given(steps=(rest,), mode=mode).weights

@@ -173,7 +173,7 @@ def test_factor_and_wrong_derivative_are_both_found() -> None:
 
 
 def test_gradient_of_a_clipped_token_is_no_mistake_in_weights() -> None:
-    """One clipped token has half of what it would have without clipping: nothing explains it."""
+    """One clipped token has half of its unclipped gradient, which no mistake explains."""
     gradient = right(Objective.OFF_POLICY)
     [clipped, *_] = np.flatnonzero((gradient == 0) & STEP.mask)
     gradient[clipped] = 0.5 / 23

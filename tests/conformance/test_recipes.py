@@ -1,4 +1,4 @@
-"""Recipes of a toy framework and of SkyRL: what they are read as, and what they are answered."""
+"""Recipes of a toy framework and of SkyRL: how they are read, and the answers."""
 
 import json
 import re
@@ -65,7 +65,7 @@ def right_run() -> Run:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """The status of a command, what it prints, and what it complains of."""
+    """The status of a command, its output, and its complaint."""
     status = cli.main(["recipe", *arguments])
     printed = capsys.readouterr()
     return status, printed.out, printed.err
@@ -278,7 +278,7 @@ def test_loss_that_is_most_like_a_recipe_is_run_and_differences_are_told() -> No
 
     assert found.policy is Objective.DUAL_CLIP
     assert found.instead == {"level": ("sequence", "token")}
-    assert found.not_looked_at == {"dropped": "tokens that are left out: not looked at yet"}
+    assert found.not_looked_at == {"dropped": "tokens that are left out: not checked yet"}
     assert match(TOY, of_words("level=sequence")).policy is Objective.GSPO
     assert match(TOY, of_words("scaled=")).estimator is Objective.GROUP_CENTRED
     assert match(TOY, of_words("bonus=0.1")).terms == (Objective.ENTROPY,)

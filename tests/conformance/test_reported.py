@@ -83,7 +83,7 @@ def test_reported_mean_of_all_ranks_conforms() -> None:
 
 
 def test_error_is_relative_to_the_losses_without_their_signs_and_the_largest_is_kept() -> None:
-    """The sum cancels to a sixth of what is summed, and may be off by six times as much."""
+    """The sum cancels to a sixth of its summands' sizes, and may be off by six times as much."""
     bound = reported_bound(8, "float32")
     offs = [0.5, 0.9, -0.3]
     judgement = Judge()(*(EXPECTED + off * bound * MAGNITUDE for off in offs))

@@ -1,4 +1,4 @@
-"""A version against the one that it is based on: what is run, what is worse, and the sentence."""
+"""A version against its base: the jobs that are run, the worse findings, and the sentence."""
 
 import errno
 import json

@@ -69,7 +69,7 @@ def observed(job: Job, aggregation: Aggregation, factor: float = 1.0) -> list[Ob
 
 
 def accepted(case: ConfigCase, mode: Mode, *seen: Observation, factor: float = 1.0) -> Judgement:
-    """The judgement of what was observed, or of the right weights times a factor."""
+    """The judgement of the observation, or of the right weights times a factor."""
     job = job_of(case, mode)
     weights = list(seen) or observed(job, job.aggregation, factor)
     return judge_acceptance(case, Trained(job, weights, Description()), None)

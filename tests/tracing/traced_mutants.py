@@ -31,7 +31,7 @@ from tests.mutants.kills import cells_of
 from tests.mutants.mutant import LARGEST, Mutant, MutantAdapter, MutantJob
 
 MOST_TRIED = 20
-"""Findings of a mutant on the most ranks that are looked at until one is wrong."""
+"""The most findings of a mutant, on the most ranks, that are tried until one is wrong."""
 
 
 def place(mutant: type[Mutant], pool: RankPool) -> int | None:

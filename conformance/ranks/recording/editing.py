@@ -61,7 +61,7 @@ def _compiled(edit: Edit) -> CodeType:
 
 
 def _reduce(outer: ast.Module | ast.ClassDef, line: int) -> None:
-    """Leave out what does not contain a line, as compiling it would take most of a run's time."""
+    """Leave out code without a line, as compiling it would take most of a run's time."""
     inside = [
         node
         for node in outer.body

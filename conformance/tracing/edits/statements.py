@@ -154,9 +154,9 @@ def _distances(graph: Graph, ends: Iterable[Node], start: int) -> dict[Node, int
 def _plain(found: Mapping[Line, Place], multiplying: Mapping[Line, set[str]]) -> dict[Line, Place]:
     """The lines of plain Python that the found lines depend on.
 
-    These are the lines that assign what a found line reads, and those of a function that it calls
-    and that calls no operation itself. ``multiplying`` are the numbers that lines compute with,
-    which are as far away as an operand.
+    These are the lines that assign a variable which a found line reads, and the lines of a function
+    which it calls and which calls no operation itself. ``multiplying`` are the numbers that lines
+    compute with, which are as far away as an operand.
     """
     several: dict[Line, Place] = {}
     waiting = deque(sorted(found, key=lambda line: found[line]))
