@@ -382,7 +382,8 @@ def estimated(
     convention: Callable[[EstimatorConventions], Convention],
     observed: EstimatorConventions,
 ) -> Judgement:
-    """The judgement of advantages by other conventions than those of trained tokens alone."""
+    """The judgement of advantages that are observed under one convention and declared under
+    another."""
     name = "of_values" if objective in OF_VALUES else "of_returns"
     declared = {name: convention(OF_TRAINED)}
     return judged_by(objective, declared, advantages_of(objective, observed))

@@ -113,7 +113,7 @@ def test_one_rank_that_reports_is_enough_and_no_token_needs_none() -> None:
 
 
 def test_every_step_is_judged_by_its_own_losses() -> None:
-    """Token 17 alone is active in the second step; its advantage is -1."""
+    """Only token 17 is active in the second step; its advantage is -1."""
     second = step_of([1, 0])
     judge = Judge(steps=(STEP, second))
     right = judge.of_steps((EXPECTED, 1.0))

@@ -43,7 +43,7 @@ class ListingALayoutOfOtherVersions(MinimalAdapter):
 
 
 class HavingALossOfOneMode(NativeAdapter):
-    """This framework has CISPO in one mode alone, which is not the first."""
+    """This framework has CISPO in only one mode, which is not the first."""
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout(micro_batches=2)]
