@@ -382,8 +382,7 @@ def estimated(
     convention: Callable[[EstimatorConventions], Convention],
     observed: EstimatorConventions,
 ) -> Judgement:
-    """The judgement of advantages that are observed under one convention and declared under
-    another."""
+    """The judgement of advantages that follow one convention if another one is declared."""
     name = "of_values" if objective in OF_VALUES else "of_returns"
     declared = {name: convention(OF_TRAINED)}
     return judged_by(objective, declared, advantages_of(objective, observed))
