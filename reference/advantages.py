@@ -14,14 +14,14 @@ the penalty on the divergence of token t from the reference policy, or from a te
     gae                 A_t = δ_t + γλ·A_{t+1}                   arXiv:1506.02438 (PPO)
                         where δ_t = ρ_t + γ·V_{t+1} - V_t
 
-r may be less by φ times the share that a response has used of the last C tokens before the limit of
-responses (arXiv:2503.14476, DAPO). After the last token G, A and V are 0. Advantages may then be
-whitened: the mean over the tokens of the whole batch is subtracted, and the result is divided by
-√(variance + 1e-8).
-`EstimatorConventions` has the choices: which tokens G and A pass through, skipping all others;
-which tokens have a penalty, a reward and a value; which ones are averaged for whitening; the
-divisors of the variances of whitening and of n rewards, the latter by default n - 1; ε; the sum of
-penalties; and, of groups that are not as they were sampled, which rewards are compared (`Peers`).
+DAPO's penalty on long responses lowers r by φ times the share of the last C tokens before the
+length limit that a response uses (arXiv:2503.14476, DAPO). After the last token G, A and V are 0.
+Advantages may then be whitened: the mean over the tokens of the whole batch is subtracted, and the
+result is divided by √(variance + 1e-8). `EstimatorConventions` has the choices: which tokens G and
+A pass through, skipping all others; which tokens have a penalty, a reward and a value; which ones
+are averaged for whitening; the divisors of the variances of whitening and of n rewards, the latter
+by default n - 1; ε; the sum of penalties; and, of groups that are not as they were sampled, which
+rewards are compared (`Peers`).
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Peers:
         return self.of_group(len)
 
     def compared(self, advantages: Values, lone: Lone) -> Values:
-        """Advantages, [N], where ``lone`` sets that of a reward compared with no other."""
+        """Advantages, [N]; ``lone`` says that of a reward which is compared with no other."""
         others = self.of_others(len)
         compared = np.where(others > 0, advantages, self.rewards if lone is Lone.REWARD else 0.0)
         return np.where(self.missing, 0.0, compared)

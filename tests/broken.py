@@ -1,4 +1,4 @@
-"""Adapters with one defect each, named after it; `native` is what they would be without."""
+"""Adapters with one defect each, named after it; without the defect they would be `native`."""
 
 import ctypes
 import os
@@ -95,7 +95,7 @@ class Faulty(TwoLayouts):
 class Raising(Faulty):
     def fail(self) -> None:
         error = RuntimeError("no kernel image")
-        raise error  # as an unforeseen one comes up
+        raise error  # as an error that nobody foresaw
 
 
 class RaisingEverywhere(NativeAdapter):
@@ -257,7 +257,7 @@ class WithoutPromptMean(TwoLayouts):
 
 
 class WholeGroupsOnly(TwoLayouts):
-    """Refuses what does not share prompt groups out evenly, in every mode."""
+    """Refuses, in every mode, steps whose prompt groups cannot be divided evenly."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if any(len(set(step.groups.tolist())) % job.layout.dp for step in job.steps):
@@ -266,7 +266,7 @@ class WholeGroupsOnly(TwoLayouts):
 
 
 class AdjacentGroupsOnly(TwoLayouts):
-    """Takes prompt groups to be adjacent, and says so where they are not."""
+    """Requires adjacent prompt groups, and refuses others."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         for groups in (step.groups.tolist() for step in job.steps):
@@ -281,7 +281,7 @@ class Unloadable(TwoLayouts):
 
 
 class HalfLoaded(TwoLayouts):
-    """Fails otherwise once it has been loaded half."""
+    """Fails in a different way once it is half loaded."""
 
     begun = False
 
@@ -360,7 +360,7 @@ class RenamingAMetric(TwoLayouts):
 
 
 class LoggingTheFirstStep(TwoLayouts):
-    """Logs its policy loss of the first step alone."""
+    """Logs its policy loss of the first step only."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         observed = super().observe(job, rank)
@@ -396,7 +396,7 @@ class LoggingRankSums(TwoLayouts):
 
 
 class LoggingRolloutsPerMicroBatch(TwoLayouts):
-    """Adds up what it logs of rollouts once for every micro-batch."""
+    """Adds up the logged numbers of rollouts once for every micro-batch."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         observed = super().observe(job, rank)

@@ -1,4 +1,4 @@
-"""Adapters whose defect shows in rare steps only: what generated steps are for."""
+"""Adapters whose defect shows only in rare steps, which generated steps are meant to find."""
 
 import os
 from abc import ABC, abstractmethod
@@ -47,7 +47,7 @@ class EmptySecond(_Miscounting):
 
 
 class WrongOrRefusing(EmptySecond):
-    """Refuses the very smallest steps of those in which it is wrong."""
+    """Refuses the smallest of the steps that it gets wrong."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if any(self.is_smallest(step) for step in job.steps):
@@ -81,7 +81,7 @@ class CrashingOnSilence(TwoLayouts):
 
 
 class Unsteady(TwoLayouts):
-    """Wrong in the tenth job alone."""
+    """Wrong in the tenth job only."""
 
     jobs = 0
 
@@ -104,7 +104,7 @@ class Mood(IntEnum):
 
 
 class Temperamental(NativeAdapter):
-    """Fails as it is told to: on the last rank of its layout, or declines on all."""
+    """Fails as its `Mood` says: on the last rank of its layout, or declines on all ranks."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         mood = Mood(job.steps[0].prompt_lengths[0])

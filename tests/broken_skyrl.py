@@ -28,7 +28,7 @@ class OneByOne(SkyRLMegatronAdapter):
 
 
 class PaddingCollides(SkyRLMegatronAdapter):
-    """Micro-batches that only pad hold tokens of samples, other ones every time."""
+    """Padding micro-batches hold tokens of samples, different ones each time."""
 
     def load(self, source: Path | None) -> None:
         super().load(source)
@@ -46,7 +46,7 @@ class PaddingCollides(SkyRLMegatronAdapter):
 
 
 class PaddingKept(PaddingCollides):
-    """And the harness takes them for micro-batches of samples."""
+    """In addition, the harness takes padding micro-batches for micro-batches of samples."""
 
     def load(self, source: Path | None) -> None:
         super().load(source)

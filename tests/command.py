@@ -1,8 +1,8 @@
 """Runs pytest as a user does, in its own process and folder, with broken adapters installed.
 
 A cold start takes five seconds of a core, so `run` forks pytest and its ranks from a process that
-has torch, Megatron and what else frameworks import loaded. `start` starts pytest anew, for tests
-about processes.
+has already loaded torch, Megatron and other imports of frameworks. `start` starts a new pytest
+process, for tests about processes.
 """
 
 import multiprocessing
@@ -29,15 +29,16 @@ from tests.drifting import adapter as drifting
 ROOT = Path(__file__).parents[1]
 
 SOURCES = "RL_LOSS_CONFORMANCE_SOURCES"
-"""Environment variable: a folder of clones, such as ``SkyRL``, for what is on no package index."""
+"""Environment variable: a folder of clones, such as ``SkyRL``, of frameworks on no package
+index."""
 
 TIME_LIMIT = 600
 
 WITHOUT = ("-p", "no:cacheprovider", "-p", "no:logging")
-"""Plugins that runs do without; that for logging visits each logger of torch in every test."""
+"""Plugins that runs disable; the one for logging visits every logger of torch in each test."""
 
 PLUGINS_OF_FRAMEWORKS = ("anyio", "hydra_pytest", "jaxtyping")
-"""Plugins of packages that frameworks depend on; to import them takes a third of a cold start."""
+"""Plugins of packages that frameworks depend on; importing them takes a third of a cold start."""
 
 LOADED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"
 """A warning about plugins that are in a forked process from the beginning."""
@@ -81,7 +82,7 @@ class Result:
 def run(folder: Path, adapter: str, *arguments: str) -> Result:
     """Run ``pytest --adapter=ADAPTER …`` to its end, in a forked process, with forked ranks.
 
-    With pytest-xdist it is started anew, as execnet's workers do not survive in a forked process.
+    With pytest-xdist a new process is started, as execnet's workers do not survive a fork.
     """
     chosen = (f"--adapter={adapter}", *arguments)
     if "-n" in arguments:
@@ -110,7 +111,7 @@ def fork(function: Callable[..., None], *arguments: object) -> int:
 
 
 class Forked:
-    """A forked process, with what is used of a `Popen`."""
+    """A forked process, with the methods of a `Popen` that are used."""
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
@@ -147,7 +148,7 @@ def warm_context() -> ForkServerContext:
 
 
 def _with_shared_ranks(server: str, function: Callable[..., None], *arguments: object) -> None:
-    """Call a function; what would start a fork server in it finds that of the tests running."""
+    """Call a function in which ranks use the running tests' fork server instead of a new one."""
     forkserver._forkserver._forkserver_address = server
     forkserver._forkserver.ensure_running = forkserver.ensure_running = lambda: None
     function(*arguments)
@@ -174,8 +175,8 @@ def start(
 ) -> subprocess.Popen[str]:
     """Start ``pytest`` in a folder where every class of `tests.broken` is an adapter.
 
-    ``prefix`` is a program that starts it in turn, such as ``prlimit``; with options of torchrun,
-    that starts it.
+    ``prefix`` is a program that starts pytest, such as ``prlimit``; with options of torchrun,
+    torchrun starts it.
     """
     launcher = ["-m", "torch.distributed.run", *torchrun] if torchrun else []
     program = [*prefix, sys.executable, *launcher, "-m", "pytest", "-p", "no:cacheprovider"]
@@ -188,7 +189,7 @@ def start(
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        # A shell's background jobs ignore SIGINT, and hand that on to all that they start.
+        # A shell's background jobs ignore SIGINT, and so do all processes that they start.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
@@ -220,7 +221,7 @@ def install_broken_adapters(site: Path) -> None:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """That of this process, without what pytest and its plugins tell the tests."""
+    """This process's environment, without variables that pytest and its plugins set."""
     given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "_RL_LOSS"))}
     return kept | {

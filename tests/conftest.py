@@ -10,7 +10,7 @@ from hypothesis import settings
 
 from adapters.frameworks import LISTED
 
-# Before torch is imported: workers with several threads each keep one another from the cores.
+# Set before torch is imported: workers with several threads each would compete for the cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 pytest_plugins = ["pytester"]
@@ -40,8 +40,9 @@ def forked_readers(monkeypatch: pytest.MonkeyPatch) -> None:
 def pytest_sessionstart(session: pytest.Session) -> None:
     """Start the fork server of a worker of pytest-xdist with all that its tests will import.
 
-    A process has one: else that of the first test that starts ranks has its adapter in memory, and
-    all other runs and ranks of this worker import torch and frameworks anew.
+    A process has only one fork server. Otherwise the first test that starts ranks would start it
+    with its own adapter in memory, and all other runs and ranks of this worker would have to import
+    torch and frameworks again.
     """
     if hasattr(session.config, "workerinput"):
         from tests import command  # imports torch, for which the controller has no use
@@ -50,7 +51,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Look for garbage among the objects of tests alone, not in all that was imported for them.
+    """Look for garbage only among the objects of tests, and not among everything that they import.
 
     Runs of pytest that tests make in their process, and forks, look for it several times.
     """
@@ -65,7 +66,7 @@ LEFT_OUT = {
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what is slow, unless -m says what to run."""
+    """Skip slow tests, unless -m chooses the tests to run."""
     if config.getoption("markexpr"):
         return
     for item in items:

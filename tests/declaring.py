@@ -7,7 +7,7 @@ from reference.aggregation import DEFAULT_CONVENTIONS, Conventions
 
 
 def assumed(conventions: Conventions) -> dict[str, Assumed[object]]:
-    """All that differs from the defaults, read off code."""
+    """Conventions that differ from the defaults, known only from code."""
     return {
         field.name: Assumed(value)
         for field in fields(Conventions)

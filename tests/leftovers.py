@@ -14,7 +14,7 @@ def names(folder: Path) -> set[str]:
 
 
 def processes_of(temporary: Path) -> list[int]:
-    """All that were started with this folder for temporary files, and with them their sockets."""
+    """All processes that were started with this folder for temporary files."""
     mark = f"TMPDIR={temporary}".encode()
     return [pid for pid in living() if mark in content(Path(f"/proc/{pid}/environ"))]
 

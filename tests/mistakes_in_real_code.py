@@ -40,12 +40,12 @@ CASES = (
 """Empty samples, masked tokens, groups and rollouts of several sizes, steps and shards."""
 
 SLICED = ("dp1-cp1-mb2-thd", "dp2-cp1-mb1-thd", "dp1-cp2-mb1-thd", "dp1-cp4-mb2-thd")
-"""Layouts that tell factors and denominators of one kind of part from those of another."""
+"""Layouts that distinguish the factors and denominators of one kind of part from another's."""
 
 
 @dataclass(frozen=True)
 class Edit:
-    """Replaces one reading of a variable within a function, or within all of its name.
+    """Replaces one reading of a variable within a function, or within all functions of that name.
 
     ``reading`` counts them from 1, in the order of the text.
     """
@@ -162,10 +162,10 @@ def _read(kind: str) -> Iterator[Mistake]:
 MISTAKES = tuple(_read("mistake"))
 
 TRACED = tuple(_read("traced"))
-"""Others, which give several causes: only their lines are looked for."""
+"""Further mistakes, which give several causes: only their lines are checked."""
 
 OF_LAWS = tuple(_read("law"))
-"""Others, by the laws that they break; the cause is what these laws call their mistake."""
+"""Further mistakes, by the laws that they break; the cause has the name of these laws' mistake."""
 
 INSTALLED = [name for name, one in LISTED.items() if not one.source]
 """Frameworks that an extra installs."""

@@ -42,7 +42,7 @@ def trained_alone(adapter: Adapter, job: Job, version: str = "") -> Ran:
 
 
 def version_of(adapter: Adapter, version: str) -> Path | None:
-    """The folder of a release, as ``pypi:VERSION``, or of a commit; None of what is installed."""
+    """The folder of a release, as ``pypi:VERSION``, or of a commit; None for what is installed."""
     if version.startswith("pypi:"):
         return released(adapter, version)
     return resolve(adapter, f"{clone(adapter.name)}@{version}").path if version else None

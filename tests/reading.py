@@ -43,7 +43,7 @@ TOY = replace(
     },
     options=(
         OptionRow(("reduction", "longest"), "the mode"),
-        OptionRow(("dropped",), "tokens that are left out", "not looked at yet"),
+        OptionRow(("dropped",), "tokens that are left out", "not checked yet"),
     ),
 )
 
@@ -129,7 +129,7 @@ class Squaring(Reading):
 
 
 class Drifting(Reading):
-    """Logs a number that is the larger the more micro-batches a step is cut into."""
+    """Logs a number that grows with the number of micro-batches."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         seen = super().observe(job, rank)

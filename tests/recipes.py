@@ -1,7 +1,7 @@
 """The frameworks' own example recipes, by path in their repositories: ``python -m tests.recipes``.
 
 ``recipes.toml`` has, for each, the words that its script hands to the framework in the end, and
-what the answer must have. `PAGE` has what was answered. Nothing of an example is committed: scripts
+what the answer must have. `PAGE` has the answers. Nothing of an example is committed: scripts
 are read from clones below ``RL_LOSS_CONFORMANCE_SOURCES``, and only the options of their commands
 are taken.
 """
@@ -61,7 +61,7 @@ command_not_found_handle() { :; }
 source() { :; }
 set() { :; }
 """
-"""So that a script goes on without other programs and files."""
+"""Lets a script go on without other programs and files."""
 
 
 def words_of_script(
@@ -158,7 +158,7 @@ def _answered(entry: dict[str, Any], folder: Path) -> tuple[int, str]:
 def _extracted(entry: dict[str, Any], clone: Path, folder: Path) -> Path:
     """The file of an example, with the folder ``within`` for files that it builds on."""
     wanted = [entry.get("commit", "HEAD"), entry.get("within", entry["path"])]
-    packed = subprocess.run(  # which also complains of files elsewhere that a clone lacks
+    packed = subprocess.run(  # git also complains about other files that a clone lacks
         ["git", "-C", str(clone), "archive", *wanted], check=False, capture_output=True
     ).stdout
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:

@@ -1,4 +1,4 @@
-"""A disk that takes no more than some bytes of each file, in this process alone."""
+"""A simulated disk that takes only some bytes of each file, in this process."""
 
 import resource
 from collections.abc import Iterator

@@ -45,7 +45,7 @@ class Memory:
     bytes_of: dict[int, list[int]] = field(default_factory=dict)
 
     def note(self, seconds: float) -> None:
-        """Look at all of them."""
+        """Measure the memory of all processes."""
         self.seconds.append(seconds)
         for pid in self.names:
             taken: int = psutil.Process(pid).memory_full_info().uss
@@ -77,7 +77,7 @@ def rounds(pool: RankPool, ranks: int) -> Iterator[int]:
     """Run every mode on every layout, again and again with other cases; yields how many findings.
 
     Raises:
-        AssertionError: a finding is neither right nor about a mode that there is none of.
+        AssertionError: a finding neither conforms nor is about a missing mode.
     """
     layouts = [one for one in pool.adapter.layouts() if one.world_size <= ranks]
     for number in count():

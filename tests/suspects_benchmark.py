@@ -1,8 +1,8 @@
 """The rate at which the right line is among the suspects of recorded traces.
 
 ``python -m tests.suspects_benchmark FOLDER`` reads the traces that ``records.json`` of a folder
-lists, each with its right lines. A half of them, by a hash of their names, is for looking at while
-a rule is made; the other one judges it, and its misses are not looked into.
+lists, each with its right lines. One half of them, chosen by a hash of their names, may be examined
+while a rule is made. The other half judges the rule, and its misses are not examined.
 """
 
 import hashlib
@@ -64,7 +64,7 @@ def counted(found: Counter[str]) -> str:
 
 
 def main(names: Sequence[str]) -> None:
-    """Print the place of each record's line, and how many have which."""
+    """Print the place of each record's line, and the number of records with each place."""
     [folder] = map(Path, names)
     counts = {name: Counter[str]() for name in HALVES}
     for name, record in RECORDS.validate_json((folder / "records.json").read_bytes()).items():

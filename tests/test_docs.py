@@ -340,7 +340,7 @@ def found() -> list[committed.CommittedReport]:
 def test_pages_are_those_of_the_committed_reports_and_records(
     found: list[committed.CommittedReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`python -m conformance.views.overview` writes them anew."""
+    """`python -m conformance.views.overview` writes them again."""
     monkeypatch.chdir(command.ROOT)
     written = pages.pages(found, README) | frameworks.pages(found) | frameworks.option_pages()
     for path, text in written.items():
@@ -350,7 +350,7 @@ def test_pages_are_those_of_the_committed_reports_and_records(
 def test_reports_say_of_known_mistakes_what_the_catalogue_says(
     found: list[committed.CommittedReport],
 ) -> None:
-    """`python -m conformance.views.overview.rederive` makes them anew."""
+    """`python -m conformance.views.overview.rederive` makes them again."""
     causes = [cause for one in found for cause in one.report.causes if cause.name in MISTAKES]
 
     assert causes
@@ -470,7 +470,7 @@ def options_of(section: str) -> dict[str, str]:
 
 
 def test_options_of_the_lineage_are_those_of_its_parsers() -> None:
-    """Each of slime's parser, of miles' or of both."""
+    """Each option is in slime's parser, in miles' or in both."""
     folder = os.environ.get(command.SOURCES)
     if folder is None:
         pytest.skip(f"needs {command.SOURCES}, as the frameworks are on no registry")

@@ -1,4 +1,4 @@
-"""A framework stands in adapters/frameworks.toml, and else where CONTRIBUTING.md says."""
+"""A framework is named in adapters/frameworks.toml and where CONTRIBUTING.md says."""
 
 import json
 import re

@@ -40,8 +40,8 @@ IN_OLDER_REPORTS = {
     ("roll", "unexplained"),
     ("open_instruct", "shares_averaged_by_tokens"),
 }
-"""Known of versions whose reports are not the newest, of findings of a cause of another name, or of
-checks and cases that the newest reports were made without."""
+"""Mistakes that the newest reports do not show by name: those of older versions, of findings of a
+cause with another name, or of checks and cases that the newest reports lack."""
 
 
 Newest = list[committed.CommittedReport]
@@ -101,7 +101,7 @@ def test_an_entry_of_what_is_wrong_says_whom_it_reaches(newest: Newest) -> None:
 
 
 def test_an_entry_has_the_facts_without_which_it_is_absent(newest: Newest) -> None:
-    """Else a recipe whose batches lack them excludes it, as its formula alone would show there."""
+    """Otherwise a recipe whose batches lack these facts would exclude it by its formula alone."""
     found: dict[KnownMistake, set[str]] = {}
     for one in newest:
         audited = known(one.report.adapter, one.report.engine)

@@ -1,4 +1,4 @@
-"""The soak run sees what it is for: memory that is lost little by little."""
+"""The soak run detects memory that leaks little by little."""
 
 from collections.abc import Sequence
 

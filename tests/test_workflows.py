@@ -1,6 +1,6 @@
 """Workflows and actions are valid: by GitHub's schemas, shellcheck, and our own command lines.
 
-Whether GitHub runs them as they are meant is seen on GitHub alone.
+Only GitHub itself can show whether it runs them as intended.
 """
 
 import contextlib

@@ -97,7 +97,7 @@ def _is_wrong(cell: MatrixCell, jobs: SharedJobs) -> bool:
 
 @contextmanager
 def _without(mistake: Mistake, source: Path) -> Iterator[Callable[[MatrixCell], bool]]:
-    """Tells whether a finding is wrong with the code that has no mistake.
+    """Tells whether a finding is wrong with the unchanged code.
 
     That runs in a process of its own, as one process imports a framework from one folder only.
     """

@@ -10,7 +10,7 @@ from importlib.metadata import entry_points
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# What frameworks print while they are imported, and when the server ends, concerns no test.
+# No test needs the text that frameworks print when they are imported or the server ends.
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 for name in (
@@ -26,7 +26,7 @@ for name in (
 ):
     import_module(name)
 
-for name in (  # what frameworks import; of those that are not installed none can be run
+for name in (  # imports of frameworks; a framework whose imports are not installed cannot be run
     "accelerate",
     "aiohttp",
     "datasets",

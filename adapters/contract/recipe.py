@@ -205,7 +205,7 @@ def record_of(adapter: Adapter, engine: str) -> Framework:
 
 
 def options_of(record: Framework, values: Settings, defaults: Settings) -> tuple[Option, ...]:
-    """The layout options that a recipe chooses by having exactly their settings."""
+    """The layout options whose settings a recipe has."""
     found = []
     for part, chosen in record.layout.items():
         constant = {name: one for name, one in chosen.items() if not callable(one)}

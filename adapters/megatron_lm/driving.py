@@ -153,7 +153,7 @@ def _policy(args: Any, capacity: int, rank: Rank) -> Any:
 
 
 def _copied(_: Any, state: dict[str, Any], *__: object) -> dict[str, Any]:
-    """A copy of a state dictionary, because moving it from a GPU would copy it."""
+    """A copy of a state dictionary, which Megatron-LM's move from a GPU would make."""
     return {name: value.clone() for name, value in state.items()}
 
 

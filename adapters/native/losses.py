@@ -119,7 +119,7 @@ def tis_sequence(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -
 
 
 def sequence_masked(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
-    """PPO's losses times token ratios, without sequences whose mean ratio is out of bounds."""
+    """PPO's losses times token ratios, 0 for sequences whose mean ratio is out of bounds."""
     log_ratios = packed.old_log_probs - packed.rollout_log_probs
     tokens = sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
     is_kept = kept(sequence_sum(log_ratios, packed) / tokens)
@@ -149,7 +149,7 @@ def importance_sampling(log_probs: Tensor, packed: Packed, sequence_sum: Sequenc
 
 
 def dppo_tv(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
-    """Losses without tokens whose probability has moved too far in their advantage's direction."""
+    """Losses, 0 for tokens whose probability has moved too far in their advantage's direction."""
     new, old = torch.exp(log_probs.detach()), torch.exp(packed.old_log_probs)
     bounds = CONSTANTS.variation_low, CONSTANTS.variation_high
     return trusted(log_probs, (new - old).abs(), *bounds, packed)
@@ -164,7 +164,7 @@ def dppo_kl(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Ten
 
 
 def trusted(log_probs: Tensor, moved: Tensor, low: float, high: float, packed: Packed) -> Tensor:
-    """Losses without tokens that have moved too far: ``low`` is the bound down, ``high`` up.
+    """Losses, 0 for tokens that have moved too far: ``low`` is the bound down, ``high`` up.
 
     Only a move in the advantage's direction counts: down if it is negative, up if positive.
     """
@@ -206,7 +206,7 @@ def sequence_icepop(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum
 
 
 def product_masked(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
-    """PPO's losses without sequences whose product of ratios is out of bounds."""
+    """PPO's losses, 0 for sequences whose product of ratios is out of bounds."""
     log_ratios = sequence_sum(packed.old_log_probs - packed.rollout_log_probs, packed)
     return ppo(log_probs, packed, sequence_sum) * kept(log_ratios)
 
@@ -217,7 +217,7 @@ def between(ratios: Tensor) -> Tensor:
 
 
 def outlier_masked(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
-    """PPO's losses without sequences that have an outlier."""
+    """PPO's losses, 0 for sequences with an outlier."""
     outliers = is_outlier(packed.old_log_probs - packed.rollout_log_probs)
     return ppo(log_probs, packed, sequence_sum) * (sequence_sum(outliers.float(), packed) == 0)
 
@@ -229,7 +229,7 @@ def is_outlier(log_ratios: Tensor) -> Tensor:
 
 
 def opsm(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
-    """PPO's losses without tokens of negative advantage in sequences that became too unlikely."""
+    """PPO's losses, 0 for tokens of negative advantage in sequences that became too unlikely."""
     log_ratios = packed.old_log_probs - log_probs.detach()
     tokens = sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
     is_far = sequence_sum(log_ratios, packed) / tokens > CONSTANTS.sequence_divergence

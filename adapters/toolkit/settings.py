@@ -83,7 +83,7 @@ def shares(job: Job) -> list[list[NDArray[np.int64]]]:
 
 
 def dealt(parts: Iterable[Sequence[NDArray[np.int64]]]) -> NDArray[np.int64]:
-    """The samples of a batch, ordered such that each rank gets its parts, such as `shares`.
+    """The samples of a batch, in an order that gives each rank its parts, such as `shares`.
 
     The first rank's samples of all steps come first, then the second rank's, and so on.
     """

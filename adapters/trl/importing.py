@@ -71,7 +71,7 @@ def require_use_of_liger() -> None:
     importlib.import_module("liger_kernel")
     trainer = module("trainer.grpo_trainer").GRPOTrainer
     if not any(hasattr(trainer, name) for name in USES_OF_LIGER):
-        raise LookupError("use_liger_kernel of this version changes layers of the model, no loss")
+        raise LookupError("use_liger_kernel of this version replaces layers, but not the loss")
 
 
 def offers(settings: Settings) -> bool:

@@ -53,8 +53,8 @@ WORDS = {
     "derivative_not_one": (
         "the derivative of a log-probability by the probe is {factor:.7g} = 1 - 1/{vocabulary}"
         " and not 1: the model's logits are those of a plain softmax over {vocabulary} tokens."
-        " Use adapters.toolkit.probe.logits_head, next to whose CERTAIN_LOGIT the others do not"
-        " count, and lower old log-probabilities by it"
+        " Use adapters.toolkit.probe.logits_head, whose CERTAIN_LOGIT makes all other logits"
+        " negligible, and lower old log-probabilities by CERTAIN_LOGIT"
     ),
     "factor": (
         "every weight is {factor:.7g} times as large as it should be, on samples that weigh the"
@@ -66,18 +66,18 @@ WORDS = {
     "advantages_per_sample": (
         "all tokens of a sample have the gradient of one advantage, that of its {place} token: the"
         " framework takes one advantage for each sample. Give it ProbedBatch.sample_advantages, and"
-        " let conventions of the record have advantage_unit=AdvantageUnit.SAMPLE"
+        " set advantage_unit=AdvantageUnit.SAMPLE in the conventions of the record"
     ),
     "probe_of_another_token": (
-        "each token has the weight of the token {way} it: the probe is added to the"
-        " log-probability of another token than its own. Logits at a position predict the next"
+        "each token has the weight of the token {way} it: entries of the probe are added to the"
+        " log-probabilities of the wrong tokens. Logits at a position predict the next"
         " token, whose id is input_ids + 1"
     ),
     "ratio_not_one": (
         "the ratio of the new to the old policy is {factor:.4g} and not exactly 1, so that"
-        " tokens with {clipped} advantages are clipped: new log-probabilities are the old ones"
-        " {difference:+.4g}{softmax}. Old log-probabilities must be those of the probed model:"
-        " logits_head lowers them by adapters.toolkit.probe.CERTAIN_LOGIT = 64"
+        " tokens with {clipped} advantages are clipped: new log-probabilities differ from the old"
+        " ones by {difference:+.4g}{softmax}. Old log-probabilities must be those of the probed"
+        " model: logits_head lowers them by adapters.toolkit.probe.CERTAIN_LOGIT = 64"
     ),
     "depends_on_the_whole_probe": (
         "the log-probability of every token depends on the whole probe: inactive tokens get a"
@@ -95,8 +95,8 @@ WORDS = {
     ),
     "state_left_behind": (
         "the second of two equal jobs gives other weights than the first, so something of the"
-        " first is left: has its optimizer step changed the probe? It must be 0 again, so give a"
-        " learning rate of 0. {tokens}"
+        " first is left: has its optimizer step changed the probe? The probe must stay 0, so give"
+        " a learning rate of 0. {tokens}"
     ),
     "padding_reaches_the_probe": (
         "where samples are equally long all weights are right, and where some are padded,"
@@ -175,7 +175,7 @@ def explain_weights(weights: StepWeights) -> Flaw | None:
         return None
     divided = replace(weights, observed=weights.observed / weights.dloss_dlogprob)
     if (flaw := _first(weights)) is None and _first(divided) is not None:
-        return Flaw("gradients_returned")  # another flaw shows once this one is mended
+        return Flaw("gradients_returned")  # another flaw shows once this one is fixed
     return flaw or _unexplained(weights)
 
 

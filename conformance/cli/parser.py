@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 HELP = {
     "adapters": "what can be checked here: frameworks found, their modes and engines",
-    "check-adapter": "what an adapter that is being written gets wrong; exit status 0 nothing that"
-    " can be seen, 1 something, 2 it cannot be loaded",
-    "cases": "the corpus as a table: what each case catches and where that is known from",
-    "plan": "what the quick plan of an adapter looks at, and what each job of it is for",
+    "check-adapter": "the mistakes of an adapter that is being written; exit status 0 none are"
+    " found, 1 some are, 2 it cannot be loaded",
+    "cases": "the corpus as a table: the mistake that each case catches, and the rule's source",
+    "plan": "the jobs of an adapter's quick plan, each with its checks and its reason",
     "trace": "the factors of a token's weight in one finding, each with the line that applied it",
-    "review": "run a version and the one that it is based on for two minutes: what got worse, in"
-    " one sentence; exit status 0 nothing, 1 something, 2 they could not be compared",
+    "review": "run a version and its base for two minutes, and say in one sentence what got worse;"
+    " exit status 0 nothing did, 1 something did, 2 they could not be compared",
     "recipe": "which known mistakes reach a recipe of yours, and which numbers of its log are"
     " wrong; exit status 0 none, 1 some, 2 it cannot be read",
     "history": "run commits of a framework one by one: verdicts and causes by commit",
@@ -38,7 +38,7 @@ HELP = {
     " they could not be compared",
     "html": "reports as one web page that needs nothing else: causes, matrix, pictures",
     "convert": "the factor on the learning rate for a step that moves to another framework",
-    "expect": "a file for --expect with all that a report says is wrong, to be completed",
+    "expect": "a draft of a file for --expect, with an entry for each cause of a report",
     "issue": "a cause of a report as a bug report for the framework's tracker, in Markdown",
 }
 """All commands, each named after a function of `commands`."""
@@ -96,7 +96,7 @@ def _add_running(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
         default=[],
         type=_named_source,
         metavar="NAME=PATH[@REF]",
-        help="where the framework of an adapter is (repeatable)",
+        help="the place of an adapter's framework (repeatable)",
     )
     parsers["check-adapter"].add_argument(
         "name", metavar="NAME|MODULE:CLASS", help="it, installed or not"
@@ -122,12 +122,12 @@ def _add_trace(parser: argparse.ArgumentParser) -> None:
         "--token",
         type=_token,
         metavar="SAMPLE:TOKEN",
-        help="the token to trace, each counted from 0 (the one whose weight is most wrong)",
+        help="the token to trace, both counted from 0 (the token whose weight is most wrong)",
     )
     parser.add_argument(
-        "--against", metavar="FINDING|FILE", help="one that conforms: say which factors differ"
+        "--against", metavar="FINDING|FILE", help="one that conforms: list the factors that differ"
     )
-    parser.add_argument("--all", action="store_true", help="of text: the whole tree")
+    parser.add_argument("--all", action="store_true", help="in text: the whole tree")
     _add_format(parser, "text", "markdown", "json")
 
 
@@ -144,12 +144,12 @@ def _add_review(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=BUDGET,
         metavar="SECONDS",
-        help="end both runs after this time, and compare what they have looked at (120)",
+        help="end both runs after this time, and compare the findings that both have (120)",
     )
     parser.add_argument(
         "--base",
         metavar="REF|pypi:VERSION",
-        help="what it is compared with (where it left the default branch)",
+        help="the version to compare with (the commit where it left the default branch)",
     )
     _take(parser, "engine", "expect")
     _take(parser, "layout", help="run this layout instead of the two that are chosen (repeatable)")
@@ -173,7 +173,7 @@ def _add_recipe(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=90.0,
         metavar="SECONDS",
-        help="what the whole command may take: findings begin as long as there is time (90)",
+        help="seconds for the whole command, after which no finding begins (90)",
     )
     _add_format(parser, "text", "json", "html")
 
@@ -208,15 +208,15 @@ def _add_watch(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=1500.0,
         metavar="SECONDS",
-        help="what all versions may take together; each has its share, and the table says what was"
-        " not reached (1500)",
+        help="seconds for all versions together, of which each has its share; the table says what"
+        " was not reached (1500)",
     )
     _add_reports(parser)
     parser.add_argument("names", nargs="*", metavar="NAME", help="watch these adapters only")
 
 
 def _add_reports(parser: argparse.ArgumentParser) -> None:
-    words = "keep the reports of all commits there"
+    words = "a folder in which to keep the reports of all commits"
     parser.add_argument("--reports", type=Path, metavar="FOLDER", help=words)
 
 
@@ -230,16 +230,16 @@ def _add_reading(parsers: Mapping[str, argparse.ArgumentParser]) -> None:
     _add_paths(parsers["diff"], "old", "new")
     _add_filter(parsers["diff"], Check, Mode)
     parsers["diff"].add_argument(
-        "--all", action="store_true", help="of text: every finding, not one of each group"
+        "--all", action="store_true", help="in text: every finding, instead of one of each group"
     )
     _add_format(parsers["diff"], "text", "markdown", "json")
     parsers["diff"].set_defaults(verdicts=frozenset())
-    words = "several of one framework are a timeline, in this order"
+    words = "several reports of one framework are a timeline, in this order"
     parsers["html"].add_argument("reports", nargs="+", type=Path, metavar="REPORT", help=words)
     parsers["html"].add_argument("-o", "--output", required=True, type=Path, metavar="FILE")
     _add_paths(parsers["expect"], "report")
     _add_paths(parsers["issue"], "report")
-    words = "its name or the beginning of it, or its place among the causes of the report"
+    words = "its name, a prefix of it, or its number in the list of causes of the report"
     parsers["issue"].add_argument("cause", metavar="CAUSE", help=words)
 
 
@@ -250,8 +250,8 @@ def _add_convert(parser: argparse.ArgumentParser) -> None:
             required=True,
             dest=name,
             metavar="FRAMEWORK:NAME",
-            help="a reduction by the framework's own name, such as verl:token-mean; of another"
-            " engine than the default, FRAMEWORK/ENGINE:NAME",
+            help="a reduction by the framework's own name, such as verl:token-mean; for an engine"
+            " other than the default, FRAMEWORK/ENGINE:NAME",
         )
     parser.add_argument("step", type=Path, metavar="STEP.json", help="as for --case-file")
 

@@ -42,7 +42,7 @@ def _changed(difference: Difference) -> Iterator[tuple[str, str, list[Finding]]]
 
 
 def _alone(pairs: list[tuple[Finding, Finding]]) -> dict[str, list[Finding]]:
-    """Return, by mistake, the findings that are advice in the first of a pair only."""
+    """Return, for each mistake, the findings that are advice only in the first of a pair."""
     alike: dict[str, list[Finding]] = defaultdict(list)
     for advised, other in pairs:
         if advised.verdict is not Verdict.ADVICE:

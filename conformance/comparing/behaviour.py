@@ -58,7 +58,7 @@ class ChangedNumber:
 
     @property
     def extent(self) -> str:
-        """In how many steps it differs, and what these alone have."""
+        """The number of steps in which it differs, and the options that only these steps have."""
         extent = f"{len(self.changed)} of {self.steps} steps"
         return f"{extent}, all with `{' '.join(self.options)}`" if self.options else extent
 
@@ -72,7 +72,7 @@ class BehaviourChange:
 
     @cached_property
     def pairs(self) -> list[StepPair]:
-        """The findings of both that have what their step gave."""
+        """The findings of both versions that have the results of their step."""
         before = {one.id: one.behaviour for one in self.old.findings}
         after = [(one, before.get(one.id), one.behaviour) for one in self.new.findings]
         return [StepPair(one, old, new) for one, old, new in after if old and new]
@@ -85,7 +85,7 @@ class BehaviourChange:
 
     @cached_property
     def numbers(self) -> list[ChangedNumber]:
-        """The logged numbers that differ, those first that do in most steps."""
+        """The logged numbers that differ, sorted by the number of steps in which they do."""
         having: dict[str, list[StepPair]] = defaultdict(list)
         for pair in self.pairs:
             for name in pair.old.logged.keys() & pair.new.logged.keys():

@@ -59,7 +59,7 @@ class ChangeKind(StrEnum):
     """Another verdict of the same rank, or wrong in both reports without errors to compare."""
 
     UNSEEN = "not_looked_at_again"
-    """OLD judged it, and NEW did not."""
+    """OLD judged the finding, and NEW did not."""
 
     UNSEEN_BEFORE = "not_looked_at_before"
     """The reverse."""
@@ -157,7 +157,7 @@ class State(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Changes from the same state to the same other state."""
+    """Changes with the same state before and the same state after."""
 
     kind: ChangeKind
     before: State | None
@@ -304,7 +304,7 @@ class FindingsByKey:
         return next((part for part in key.parts() if part not in self._parts), None)
 
     def lacking(self, key: Key) -> Slice | None:
-        """A part that the report lacks, or its plan covers little of; None if it has the key."""
+        """A part that the report lacks, or that its plan hardly covers; None if it has the key."""
         little = Slice(key.check, "plan", PlanSize.QUICK) if self._is_quick else None
         return None if key in self.findings else self.missing_part(key) or little
 

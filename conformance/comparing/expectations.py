@@ -30,9 +30,9 @@ must belong. If several entries match a cause, the entry with most requirements 
     link = "https://github.com/owner/framework/pull/2"
     looked_up = 2026-09-18
 
-``needs`` lists facts of all batches that show a mistake which ordinary batches do not show.
-``reach`` says which users meet it, in the framework's own options. ``looked_up`` is the day up to
-which upstream's issues and pull requests were searched. ``deliberate`` is the pull request or
+``needs`` is for a mistake that ordinary batches do not show: it lists the facts of a batch that
+does. ``reach`` says which users meet it, in the framework's own options. ``looked_up`` is the day
+up to which upstream's issues and pull requests were searched. ``deliberate`` is the pull request or
 document that introduced the behaviour on purpose: the entry is then a convention and not an
 accusation.
 
@@ -203,7 +203,8 @@ class KnownMistake(_Entry):
     """Checks, or prefixes of checks, to which all findings of a cause must belong."""
 
     needs: tuple[Fact, ...] = ()
-    """Facts of every batch that it shows in: a right finding of another batch does not exclude it.
+    """Facts of every batch that shows it; a right finding on a batch without them does not exclude
+    it.
     """
 
     @property
@@ -254,7 +255,7 @@ class KnownFailure(_Entry):
         return finding.verdict is self.name and self.message in failure(finding)
 
     def objection(self, finding: Finding) -> str | None:
-        """Words on how a finding differs from what is expected; None if it does not."""
+        """Words on how a finding differs from the expectation; None if it does not."""
         if finding.verdict is Verdict.CONFORMS:
             return "it conforms: fixed; remove it"
         if finding.verdict is not self.name:

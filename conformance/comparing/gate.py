@@ -174,7 +174,7 @@ class Expecting(Gate):
 
 
 def _may_be(cause: Cause, expected: KnownMistake, left: frozenset[str], report: Report) -> bool:
-    """Whether no finding of a report excludes that a cause is the expected mistake.
+    """Whether a cause may be the expected mistake: no finding of a report excludes it.
 
     A small plan may give a mistake the name of another that has the same effect on all of the
     plan's layouts. ``left`` are the names that no finding excludes.
@@ -193,8 +193,8 @@ def _may_be(cause: Cause, expected: KnownMistake, left: frozenset[str], report: 
 def _left(expected: KnownMistake, report: Report) -> frozenset[str]:
     """The names of a mistake that no finding excludes.
 
-    A finding excludes a name if it would show that mistake and does not; the mistake's condition
-    must hold there.
+    A finding excludes a name if that mistake would show in it and does not. The mistake's condition
+    must hold for the finding.
     """
     excluding = (
         (finding, clues, name)
@@ -240,8 +240,8 @@ class Comparing(Gate):
         nothing_of = f" (it has nothing of {', '.join([*named][:MOST_PARTS])})" if named else ""
         return (
             f"--baseline={self.path} has {len(keys) - len(lacking)} of the {len(keys)} findings of"
-            f" this run, and at least half are to be compared{nothing_of}; give a report of the"
-            " same --depth, --layout, --modes and --checks, or choose what it has"
+            f" this run, and needs at least half{nothing_of}; give a report of the same --depth,"
+            " --layout, --modes and --checks, or choose what it has"
         )
 
     def decision(self, finding: Finding, clues: Clues | None = None) -> GateDecision:

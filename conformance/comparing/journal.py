@@ -79,8 +79,8 @@ def drop(path: Path) -> None:
 class Journal:
     """Collects the findings of one run for the report at ``path``, which no other run may write.
 
-    ``kept`` is where the journal of an earlier run that was killed is kept, if there is one, and
-    ``made`` the report once it is made, though there may be no room to write it.
+    ``kept`` is the path of the journal of an earlier run that was killed, if there is one. ``made``
+    is the report once it is made, even if there is no room to write it.
 
     Raises:
         ReportPathError: the path cannot be written, or another run is writing it.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 EXACT = UNIT_ROUNDOFF["float32"]
-"""A number below every bound: a value that is divided by it may have any error."""
+"""A number below every bound: if a value is divided by it, any error is within the bound."""
 
 
 def _roundings(rewards: Values) -> float:

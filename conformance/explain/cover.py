@@ -196,8 +196,9 @@ class Table:
     def described(self, claims: int) -> tuple[str, ...]:
         """The condition that holds for all claims and for the fewest other trained terms.
 
-        Terms that were not trained are no evidence on mistakes or cuts, and given advantages are
-        none on computed ones. A fact is added if it at least halves the number of other terms.
+        Terms that were not trained say nothing about mistakes or cuts, and given advantages say
+        nothing about computed ones. A fact is added if it at least halves the number of other
+        terms.
         """
         telling = self.trained & self.telling_of(claims) | claims
         facts = [
@@ -215,7 +216,7 @@ class Table:
         return found[0]
 
     def telling_of(self, claims: int) -> int:
-        """The terms that are evidence on claims: given advantages are none on computed ones."""
+        """The terms that are evidence on claims; given advantages say nothing on computed ones."""
         is_of_advantages = not claims & ~self._of_advantages
         return self._of_advantages if is_of_advantages else self._everywhere
 
@@ -288,7 +289,7 @@ def _best(
 
 
 def _gains(explanations: Iterable[Iterable[Part]]) -> dict[str, int]:
-    """For each mistake, the terms of the parts that it may be."""
+    """For each mistake, the terms of the parts that it may explain."""
     gains: dict[str, int] = defaultdict(int)
     for part in chain.from_iterable(explanations):
         for mistake in part.names:
@@ -321,7 +322,7 @@ def _facts(pair: Pair) -> int:
 
 
 def _without_needless(chosen: list[Pair], covered: Sequence[Sequence[Explanation]]) -> list[Pair]:
-    """The pairs without superfluous ones, tested from the last chosen to the first."""
+    """The pairs that are needed; each pair is tested, from the last chosen to the first."""
     for pair in reversed(chosen):
         others = [one for one in chosen if one is not pair]
         if all(explanation(one, others) is not None for one in covered):

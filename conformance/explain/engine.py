@@ -141,7 +141,7 @@ class Explained:
 
     @cached_property
     def visible(self) -> Names:
-        """The mistakes that would be visible alone, in every variant of theirs.
+        """The mistakes of which every variant would be visible on its own.
 
         The numbers of a variant must differ from the right numbers and, if the observation is right
         within its bound, from the observation too.
@@ -343,7 +343,7 @@ class Explained:
             yield from ([*one.parts(place), lost] for place in np.flatnonzero(both))
 
     def _weights_and_derivatives(self) -> Iterator[list[Names]]:
-        """Yield wrong weights with a wrong derivative that together give what was observed."""
+        """Yield wrong weights with a wrong derivative that together explain the observation."""
         if len(self._of_terms) > 1 or not self.measurement.is_per_token:
             return
         one, term = self._of_terms[0], self.measurement.terms[0]

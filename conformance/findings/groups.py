@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class FindingFilter:
-    """A filter of findings; an empty field leaves none out."""
+    """A filter of findings; an empty field excludes nothing."""
 
     verdicts: frozenset[Verdict] = frozenset()
     modes: frozenset[Mode] = frozenset()
     checks: frozenset[Check] = frozenset()
 
     def of(self, report: Report) -> Report:
-        """Returns the report with these findings alone, their summary and their causes."""
+        """Returns the report with only these findings, their summary and their causes."""
         if self == FindingFilter():
             return report
         chosen = [finding for finding in report.findings if self._keeps(finding)]
@@ -49,7 +49,7 @@ class FindingFilter:
 
 
 def _causes_of(report: Report, ids: Collection[str]) -> Iterator[Cause]:
-    """Yields the causes of some findings, without their other findings."""
+    """Yields the causes of some findings, each with only these findings."""
     for cause in report.causes:
         if chosen := [name for name in cause.findings if name in ids]:
             yield cause.model_copy(update={"findings": chosen})
@@ -63,7 +63,7 @@ class FindingGroup:
     findings: tuple[Finding, ...]
 
     example: Finding
-    """The finding that shows the cause best in words: of an ordinary step, even if large."""
+    """The finding that describes the cause best: one of an ordinary step, even a large one."""
 
     @property
     def smallest(self) -> Finding:
@@ -121,10 +121,10 @@ class SharedCause:
 
 
 def shared_causes(reports: Sequence[Report]) -> list[SharedCause]:
-    """Returns the causes of several versions, each once: those of the last, then those before it.
+    """Returns the causes of several versions, each once: the last version's, then earlier ones'.
 
-    Of each version the worst comes first; advice is among them. Causes of one version that share
-    mistake and condition are told as the worst of them.
+    Within a version, the worst comes first; advice is included. Causes of one version with the same
+    mistake and condition are merged into the worst of them.
     """
     groups: dict[tuple[str, tuple[str, ...]], dict[int, FindingGroup]] = defaultdict(dict)
     for place, report in reversed([*enumerate(reports)]):
@@ -166,7 +166,7 @@ def _example(report: Report, findings: Sequence[Finding]) -> Finding:
 
 
 def find_cause(report: Report, name: str) -> Cause:
-    """Returns the cause of a name, of the beginning of one, or of a place in the list, from 1.
+    """Returns the cause with a name, with a prefix of it, or at a place in the list, from 1.
 
     Raises:
         UnknownCauseError: there is none.

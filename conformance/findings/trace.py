@@ -118,7 +118,7 @@ class Operation:
 
     @property
     def is_given(self) -> bool:
-        """Whether it made its tensor of what no operation of torch made."""
+        """Whether it made its tensor from values that no operation of torch made."""
         return self.name in (GIVEN, LIFTED)
 
     @property

@@ -84,8 +84,9 @@ def changed_numbers(before: Trained, after: Trained) -> Changes:
 def is_same(one: float, other: float, tokens: int, dtype: str) -> bool:
     """Whether a number that two runs log is the same up to rounding.
 
-    A number without a formula is assumed to be a mean over tokens of values as large as a batch's
-    values can be. The bound is twice that of such a sum, relative to the largest value.
+    A number without a formula is treated as a mean over tokens. The values of the tokens are
+    assumed to be as large as any value of a batch. The bound is twice that of such a sum, relative
+    to the largest value.
     """
     bound = 2 * reported_bound(tokens, dtype, TERM_OPERATIONS)
     size = max(LARGEST, abs(one), abs(other))
@@ -95,8 +96,8 @@ def is_same(one: float, other: float, tokens: int, dtype: str) -> bool:
 def steady_numbers(first: Trained, with_other_values: Trained, again: Trained) -> frozenset[str]:
     """The names of logged numbers that depend on the values of a batch and on nothing else.
 
-    The three are a job, the job with other values, and the job again. Times differ in every run,
-    and counts in none, so both are left out.
+    The arguments are a job, the job with other values, and the first job run again. Times differ in
+    every run and counts in none, so both are left out.
     """
     moved = changed_numbers(first, with_other_values).keys()
     return frozenset(moved) - {name for name, one, other in _pairs(first, again) if one != other}

@@ -250,7 +250,7 @@ class _Judged:
 
     @property
     def _convention_of_log(self) -> str | None:
-        """The convention by which the check's metric is aggregated, if one says how."""
+        """The convention that aggregates the check's metric; None if the mode aggregates it."""
         metric = self.spec.metric
         assert metric is not None
         if metric in OF_ROLLOUTS:
@@ -365,7 +365,7 @@ def _token_set_diagnosis(others: dict[str, TokenSet]) -> Diagnosis:
 
 
 def _other_answers(description: Description) -> Iterator[tuple[str, Convention]]:
-    """Yield the name of each assumed convention in `ANSWERS` with each other answer."""
+    """Yield the name of each assumed convention in `ANSWERS`, with each of its other answers."""
     for name, answers in ANSWERS.items():
         convention = description.declared.get(name)
         if isinstance(convention, Assumed):

@@ -40,7 +40,7 @@ MOST_REMEMBERED = 3
 
 
 def _once_per(*fields: str) -> Callable[[_Method], _Method]:
-    """Has a method answer once for all jobs, its first argument, that are equal in some fields."""
+    """Caches a method's result for all jobs, its first argument, that are equal in some fields."""
 
     def decorated(find: _Method) -> _Method:
         @wraps(find)
@@ -162,7 +162,7 @@ class FurtherJobs(ABC):
         return frozenset()
 
     def _steps_of_rewards(self, job: Job) -> Iterator[Job]:
-        """Yield steps whose advantages are made of rewards; several, as layouts may decline them.
+        """Yield steps with advantages from rewards; several, since layouts may decline some.
 
         Steps of a critic come last, since a critic's estimator normalises no rewards.
         """

@@ -248,7 +248,8 @@ def _judge_loss_per_token(job: Job, routed: int, coefficient: float) -> Judgemen
     if counted < 1.5:
         words = (
             f"a loss of the router has {coefficient:.7g} times its coefficient: Megatron-Core"
-            f" multiplies it by tokens ({MEGATRONS_OWN}), and no count of tokens divides it"
+            f" multiplies it by the number of tokens ({MEGATRONS_OWN}), and nothing divides it by"
+            " that number"
         )
         return replace(mismatch("router_losses_not_divided", words), scale=coefficient)
     active = sum(int(step.active_tokens.sum()) for step in job.steps)

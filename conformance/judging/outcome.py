@@ -1,4 +1,4 @@
-"""Judges the outcome of a cell's job by the function of its check, and by what is known beyond."""
+"""Judges the outcome of a cell's job by the function of its check, and by further knowledge."""
 
 from __future__ import annotations
 

@@ -99,4 +99,5 @@ CONSTANTS = (
     _constant("values", Objective.GAE, Column.VALUES),
     _constant("teacher_log_probs", Objective.GROUP_CENTRED, Column.TEACHER_LOG_PROBS),
 )
-"""A law for each column that a model computes and a loss or an estimator reads."""
+"""A law for each column that must be constant: a model computes it, and a loss or estimator reads
+it."""

@@ -2,9 +2,9 @@
 
 A law changes the rows of each step, or the job that trains on the rows. Gradients are compared with
 the reference both before and after the change. Every logged number must keep its value, whether or
-not a check knows the number. Exempt are times and counts, which do not depend on the values of a
-batch, and numbers of rewards if the law changes rewards. `conformance.laws.altered` has the laws of
-columns.
+not a check knows the number. Times and counts are exempt, since they do not depend on the values of
+a batch; so are numbers of rewards if the law changes rewards. `conformance.laws.altered` has the
+laws of columns.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def misuse(
     description: Description,
     estimator: str | None = None,
 ) -> str | None:
-    """The change to make if a step was not trained as it was given; None if it may have been.
+    """The change to make if gradients show that a step was not trained as given; else None.
 
     ``estimator`` is given if the trainer computes its advantages itself.
     """
@@ -199,7 +199,7 @@ def _other_advantages(
 ) -> Iterator[str]:
     """Yield the change to make if gradients are those of other advantages; arrays are [tokens].
 
-    A wrong count changes neither the sign of a gradient nor adds anything to advantages.
+    A wrong count neither changes the sign of a gradient nor adds anything to advantages.
     """
     active = expected > 0
     gradients = (weights * advantages)[active]
@@ -218,7 +218,7 @@ def _other_advantages(
 
 
 def _donors(trained: Array, given: Array, sample: NDArray[np.int64]) -> tuple[int, int] | None:
-    """A sample that was trained with another sample's advantage, and that sample; or None.
+    """A sample trained with another's advantage, and the other sample; None if there is none.
 
     This needs advantages that are equal for all tokens of a sample.
     """

@@ -164,7 +164,7 @@ class Step:
         """
         if self._estimator is None:
             raise WrongUseError(
-                "no estimator is stated for the advantages of rewards",
+                "the estimator that makes advantages from rewards is not stated",
                 f"state it, as loss_conformance(advantages={next(iter(ESTIMATORS))!r})",
             )
         self._unit = AdvantageUnit.SAMPLE

@@ -85,7 +85,8 @@ IRREGULAR = {
     Objective.OTHERS_NORMALISED: ROLLOUTS,
     Objective.REINFORCE_PP_BASELINE: _cases("lone_samples"),
 }
-"""Irregular batches for some estimators; for a standard deviation of rewards, all of them."""
+"""Irregular batches for some estimators; all of them for those that divide by a standard
+deviation of rewards."""
 
 LOGGED_OF_ROLLOUTS = {
     Objective.GROUP_CENTRED: (Metric.REWARD, Metric.ADVANTAGE),
@@ -176,7 +177,7 @@ class CheckSpec:
 
     @property
     def is_of_gradient(self) -> bool:
-        """Whether it is of the gradient that its objective's job gives."""
+        """Whether the check compares the gradient of an unchanged job of its objective."""
         return self.metric is None and self.law is None and self.check is not Check.SHARDING
 
     @property

@@ -160,11 +160,12 @@ normaliser spans the step, no custom function may change the mask after the step
 def may_decline(cell: MatrixCell) -> bool:
     """Whether the contract allows a framework to decline the cell's job.
 
-    It may decline a step without active tokens, as nothing can be computed from it; prompt groups
-    that are not adjacent (SkyRL documents that it takes them to be); samples or rollouts that
-    cannot be divided evenly among the data-parallel ranks (SkyRL asserts that batch sizes are
-    multiples, slime that micro-batches can be aligned); and in `prompt_mean` prompt groups that
-    cannot be divided evenly (miles' pull request 1498 keeps groups whole on a rank).
+    It may decline a step without active tokens, as nothing can be computed from it. It may decline
+    prompt groups that are not adjacent: SkyRL documents that it assumes them to be. It may decline
+    samples or rollouts that cannot be divided evenly among the data-parallel ranks: SkyRL asserts
+    that batch sizes are multiples, slime that micro-batches can be aligned. In `prompt_mean` it may
+    decline prompt groups that cannot be divided evenly: miles' pull request 1498 keeps groups whole
+    on a rank.
     """
     steps, dp, mode = cell.case.steps, cell.layout.dp, cell.aggregation.mode
     return (

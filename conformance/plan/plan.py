@@ -33,8 +33,8 @@ Cell = TypeVar("Cell", bound=AnyMatrixCell)
 def mode_of_advantages(adapter: Adapter, chosen_modes: Collection[Mode] = tuple(Mode)) -> Mode:
     """The mode in which an adapter's advantages are checked; they do not depend on the mode.
 
-    It is a mode that needs no option, which every version has, or else `sample_mean`. If that mode
-    is not among those that are run, it is the first of these.
+    It is a mode that needs no option, since every version has it, or else `sample_mean`. If that
+    mode is not run, it is the first mode that is.
     """
     of_record = adapter.framework.modes.values() if adapter.framework else ()
     named = [_mode(text) for text in adapter.mode_names.values()]
@@ -181,8 +181,7 @@ class Plan:
                 )
         if not self.cells():
             raise InvalidSettingsError(
-                "nothing to run: no chosen check is made in a chosen mode, on a chosen case and"
-                " layout",
+                "nothing to run: no chosen check applies to a chosen mode, case and layout",
                 "choose others",
             )
 
@@ -231,7 +230,7 @@ class Plan:
 
     @property
     def cells_apart(self) -> list[MatrixCell]:
-        """The cells that are looked at on one layout or two, whatever the size."""
+        """The cells of altered columns and laws, which need only one layout or two in any plan."""
         return [*self._altered_cells(), *self._lawful_cells()]
 
     def _altered_cells(self) -> list[MatrixCell]:

@@ -220,10 +220,10 @@ def _are_different(counts: Sequence[object]) -> bool:
 def covering(
     candidates: Mapping[Candidate, AbstractSet[Shown]],
 ) -> dict[Candidate, AbstractSet[Shown]]:
-    """The chosen candidates, each with what no candidate chosen before it shows.
+    """The chosen candidates, each with the things that no earlier chosen candidate shows.
 
-    The choice is greedy: next comes the candidate that shows most of what is still missing, and the
-    first of equal ones. The result has at most ln(n) + 1 times as many candidates as the smallest
+    The choice is greedy: next comes the candidate that shows most of the missing things, or the
+    first such candidate. The result has at most ln(n) + 1 times as many candidates as the smallest
     cover, where a candidate shows at most n things (Chvátal 1979, A greedy heuristic for the
     set-covering problem).
     """

@@ -39,8 +39,8 @@ OF_ALL_CHECKS = 4
 """One in this many jobs is taken from a check, or a mode, without any findings so far."""
 
 OF_SEVERAL_STEPS = 3
-"""The factor for a batch with several steps: few cases have several, and only they show a number of
-the step before."""
+"""The factor for a batch with several steps: few cases have several, and only they show a number
+that is taken from the previous step."""
 
 PARALLEL = ("tp", "pp")
 
@@ -261,8 +261,8 @@ class Order:
 def _part(cell: MatrixCell) -> Hashable:
     """The part of the contract that a cell belongs to: a check, for the policy loss in one mode.
 
-    Every review covers each part: findings that do not run the change and are right show the
-    condition of a mistake.
+    Every review covers each part, because right findings that do not run the change show under
+    which condition a mistake occurs.
     """
     is_of_loss = cell.spec.objective is Objective.POLICY
     return cell.spec.check, cell.aggregation.mode if is_of_loss else None

@@ -4,8 +4,8 @@ An adapter is made for some versions of its framework. If another version asks a
 attribute that the stub lacks, or lacks an option that the adapter sets, the framework did nothing
 wrong: the adapter does not support this version.
 
-A refusal comes before training. If a micro-batch of the job has already been trained, a deliberate
-error counts as a crash, often about rows that the framework added itself.
+A deliberate error counts as a refusal only before training. Once a micro-batch of the job has been
+trained, it counts as a crash: it is often about rows that the framework added itself.
 """
 
 from __future__ import annotations

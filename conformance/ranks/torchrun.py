@@ -1,8 +1,8 @@
 """Ranks in the processes that torchrun started, on one machine or several.
 
 Rank 0 runs pytest. Each other process serves rank 0: on request it starts a rank in a child
-process, which connects to rank 0 directly, and kills it. A rank that dies takes no other process
-with it. All find rank 0 through torchrun's store.
+process, or kills that rank. The rank connects to rank 0 directly. A rank that dies takes no other
+process with it. All processes find rank 0 through torchrun's store.
 """
 
 from __future__ import annotations

@@ -315,7 +315,7 @@ def _untold(cause: Cause, run: Run) -> set[str]:
 
 
 def _names_one(reason: str, keys: Sequence[str]) -> bool:
-    """Whether a reason names one of these logged numbers, and not others that a change moves."""
+    """Whether a reason names one of these logged numbers."""
     named = re.findall(r"`([^`]+)`", reason)
     return any(fnmatch(key, one) for key in keys for one in named)
 

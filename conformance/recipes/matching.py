@@ -150,9 +150,9 @@ def _nearest(
 ) -> tuple[Objective | None, dict[str, tuple[Any, Any]]]:
     """The objective whose options are most like a recipe's, and both values where they differ.
 
-    Options with one value in all objectives do not count. An objective that leaves an option out
-    has its value in all jobs, or its default; options that are sizes, folders or part of a mode
-    count only where an objective sets them.
+    Options with one value in all objectives do not count. If an objective leaves an option out, the
+    option has its value in all jobs, or else its default. Options that are sizes, folders or part
+    of a mode count only if an objective sets them.
     """
     offered = {one: record.objectives[one] for one in objectives if one in record.objectives}
     of_modes = {name for _, chosen in record.modes.values() for name in chosen}

@@ -84,7 +84,7 @@ def scaled(layout: Layout, ranks: int) -> tuple[Layout, list[str]]:
 
 
 def driven(layout: Layout, description: Description) -> tuple[Layout, list[str]]:
-    """The part of a layout that the adapter's engine supports, and what that leaves out."""
+    """The part of a layout that the adapter's engine supports, and the parts that are left out."""
     options = tuple(one for one in layout.options if one in description.options)
     left = [str(one) for one in layout.options if one not in options]
     sizes = {"tp": description.largest_tp, "pp": description.largest_pp}

@@ -31,7 +31,7 @@ SPREAD = 1.0
 
 
 def effect(mistake: str, recipe: Recipe, match: Match, conventions: Conventions) -> Impact:
-    """The effect that the catalogue predicts; empty if its predictions are none or disagree."""
+    """The effect that the catalogue predicts; empty without predictions, or if these disagree."""
     found = _effects(
         recipe.samples,
         recipe.per_prompt,

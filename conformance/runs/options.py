@@ -38,7 +38,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     ),
     "engine": _option("NAME", "training engine, where it has several"),
     "modes": _option("MODE,…", "modes to run, such as token_mean,constant:64"),
-    "checks": _option("CHECK,…", "what to look at, such as weights,metric (all)"),
+    "checks": _option("CHECK,…", "checks to make, such as weights,metric (all)"),
     "depth": _option("DEPTH", "reducer, loss or step (default)", default="step"),
     "layout": _option(
         "LAYOUT", "run this layout only, such as dp2-cp2-mb2-thd (repeatable)", **_ALONE
@@ -58,12 +58,12 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     ),
     "dtype": _option(
         "DTYPE",
-        "of parameters and their gradients: float32 (default) or bfloat16",
+        "dtype of parameters and gradients: float32 (default) or bfloat16",
         default="float32",
     ),
     "time-limit": _option(
         "S",
-        "seconds per job (120); one whose ranks wait for each other is given up before",
+        "seconds per job (120); a job whose ranks only wait for each other ends earlier",
         type=float,
         default=120.0,
     ),
@@ -78,7 +78,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     ),
     "no-trace": {
         "action": "store_true",
-        "help": "name no lines to look at for wrong gradients (saves a job for each cause)",
+        "help": "do not search for the lines behind wrong gradients (saves a job for each cause)",
     },
     "proof-time": _option(
         "S",
@@ -87,16 +87,16 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
         default=20.0,
     ),
     "traces": _option(
-        "FOLDER", "where what was recorded for each traced cause goes, for `trace FILE`", type=Path
+        "FOLDER", "folder for the recordings of traced causes, which `trace FILE` reads", type=Path
     ),
     "baseline": _option(
         "REPORT",
-        "an earlier report: fail only on what is worse than there, or wrong and not in it",
+        "an earlier report: fail only on findings that are worse, or wrong and not in it",
         type=Path,
     ),
     "expect": _option(
         "FILE|known",
-        "known faults, of a file or of the newest versions: fail on all others",
+        "a file of known faults, or those of the newest versions: fail on all others",
         type=Path,
     ),
     "review": {"type": Path, "help": SUPPRESS},

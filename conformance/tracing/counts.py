@@ -41,12 +41,12 @@ SMALL = 8
 is often the size of something else."""
 
 COMMON = 2
-"""The largest number for which only reads by the function that uses it are considered, as small
+"""Up to this number, only reads by the function that uses the number are considered, as small
 numbers are common."""
 
 
 class How(StrEnum):
-    """The operation that made a count of its parts."""
+    """The operation by which a count was made from its parts."""
 
     GIVEN = "given"
     SAME = "same"

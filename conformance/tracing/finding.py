@@ -260,7 +260,7 @@ def _traceable(cell: AnyMatrixCell) -> MatrixCell:
     """The cell, if it can be traced.
 
     Raises:
-        NotTracedError: the cell is no sum over tokens that a painted token could show.
+        NotTracedError: the cell is not a sum over tokens that a painted token could show.
     """
     if not isinstance(cell, MatrixCell) or not is_traced(cell):
         raise NotTracedError(

@@ -69,7 +69,7 @@ class Hypothesis:
     """The reason, in words, to blame the line rather than the one whose value is replaced."""
 
     def is_made_of(self, other: Hypothesis, graph: Graph) -> bool:
-        """Whether this value depends on another's, perhaps through Python, or is of its line."""
+        """Whether this value depends on the other, perhaps through Python, or is at its line."""
         if self.line == other.line:
             return True
         if self.factor is not None and self.factor == other.factor:

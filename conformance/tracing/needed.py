@@ -82,7 +82,7 @@ def made_of(count: Count, needed: float | None, user: Node, depth: int) -> Itera
     """Yield a count and all counts that it was made of, each with its needed value.
 
     The needed values of tensors that were added up are unknown. A number that is added, such as an
-    epsilon against division by 0, is no count.
+    epsilon against division by 0, is not a count.
     """
     yield Needed(count, needed, user, depth)
     are_added = count.how is How.SUM and sum(one.node is not None for one in count.parts) > 1

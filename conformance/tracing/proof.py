@@ -209,7 +209,7 @@ class _Proof:
         return [*(plain or products).items()]
 
     def _not_to_blame(self, one: Hypothesis, other: Hypothesis) -> Hypothesis | None:
-        """The hypothesis to drop, if the value of one is made of the other's; else None.
+        """The hypothesis to drop of two, if one's value is made of the other's; else None.
 
         The outer one is dropped, unless its line makes a wrong count of an inner right count.
         """

@@ -57,8 +57,8 @@ def trace(
     """Trace a token of a job to its gradient, or to a logged number.
 
     By default, it is the token whose weight is most wrong, or the first token whose share in the
-    number is wrong. A number that is no sum over a painted column, such as a fraction of tokens, is
-    traced as a whole.
+    number is wrong. A number that is not a sum over a painted column, such as a fraction of tokens,
+    is traced as a whole.
 
     Raises:
         NotTracedError: the job lacks the token, or no rank logs the number.

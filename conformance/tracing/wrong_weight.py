@@ -53,7 +53,7 @@ class WrongWeight:
         """The factors that may be wrong, without the coefficient of the loss's term.
 
         If the token's gradient is right, the factors within the trained loss are left out. A term
-        that is logged alone has no coefficient.
+        that is logged on its own has no coefficient.
         """
         trained = self.chain.graph.trained if self.traced.is_trained_right else ()
         found = [one for one in self.chain.factors if one.node not in trained]

@@ -91,7 +91,7 @@ def _not_tested(answer: Answer) -> Iterator[str]:
     yield from (f"{one.says} It reaches {one.reach}." for one in answer.not_tested if one.reach)
     others = sum(one.reach is None for one in answer.not_tested)
     if others:
-        yield f"{others} of bad input and of values that no ordinary step has."
+        yield f"{others} more, shown only by bad input or by values that no ordinary step has."
 
 
 def _all_reached(reached: Iterable[Reached]) -> Iterator[str]:

@@ -187,7 +187,7 @@ def _details(report: Report, group: FindingGroup) -> Iterator[str]:
 
 
 def _known(report: Report, cause: Cause) -> Iterator[str]:
-    """Yields the known fault that is the cause, or says there is none, for audited frameworks."""
+    """For audited frameworks, yields the known fault behind a cause, or says that there is none."""
     audited = known(report.adapter, report.engine)
     if audited is None:
         return

@@ -127,12 +127,12 @@ def batch_places(tokens: PolicyTokens) -> list[NDArray[np.int64]]:
 
 
 def reinforce_normalised(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """-A times the truncated ratio over its mean over the batch."""
+    """-A times the truncated ratio, divided by that ratio's mean over the batch."""
     return -tokens.advantages * normalised(np.minimum(tokens.ratios, constants.truncation), tokens)
 
 
 def tis_normalised(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """PPO's derivative times the token's truncated ratio over its mean over the batch."""
+    """PPO's derivative times the truncated ratio, divided by that ratio's mean over the batch."""
     return ppo(tokens, constants) * normalised(_truncated(tokens, constants), tokens)
 
 

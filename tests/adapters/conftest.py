@@ -1,4 +1,4 @@
-"""Keeps frameworks that are driven in one test process apart."""
+"""Isolates frameworks that are driven in one test process from each other."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -9,7 +9,7 @@ import pytest
 from adapters.frameworks import LISTED
 
 OF_FRAMEWORKS = {*LISTED} - {"skyrl"}
-"""Markers of modules whose ranks have a framework in memory that others' must not have."""
+"""Markers of modules whose ranks load a framework that ranks of other modules must not load."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,7 +29,7 @@ def other_release() -> Iterator[None]:
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """Have another fork server; the ranks of the one before live on, as may be those of a suite."""
+    """Start another fork server; ranks of the previous one stay alive, perhaps for a suite."""
     server = forkserver._forkserver  # type: ignore[attr-defined] # the types lack it
     before = dict(vars(server))
     vars(server).update(_forkserver_address=None, _forkserver_alive_fd=None, _forkserver_pid=None)

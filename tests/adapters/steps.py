@@ -42,7 +42,7 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 
 def marks(framework: str) -> list[pytest.MarkDecorator]:
-    """The marker of a framework, and what skips its tests without its packages or clone."""
+    """The marker of a framework, and marks that skip its tests without its packages or clone."""
     clones = [NEEDS_CLONES] if LISTED[framework].source == CLONE else []
     return [getattr(pytest.mark, framework), needs(framework), *clones]
 
@@ -79,7 +79,7 @@ def documented_gradient(loss_type: str, given: Job) -> NDArray[np.float64]:
 
 
 def gradient(given: Job, weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The gradient that weights of a job of one step were made of."""
+    """The gradient from which the weights of a one-step job were computed."""
     derivatives = ProbedBatch(given.steps, given.objective).dloss_dlogprob
     return weights * np.where(derivatives == 0, 1.0, derivatives)
 

@@ -1,4 +1,4 @@
-"""AReaL's real code on its FSDP and Megatron engines: what adapters hand over, and read."""
+"""AReaL's real code on its FSDP and Megatron engines: its inputs and the results."""
 
 import json
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ def job(case: str = MASKED.name, layout: str = TWO, objective: Objective = Objec
 def test_a_critic_on_megatron_compares_values_of_a_slice_with_returns_of_the_row(
     megatron: RankPool,
 ) -> None:
-    """AReaL gathers slices of log-probabilities in the branch of an actor alone."""
+    """AReaL gathers slices only in the branch of an actor, where they are log-probabilities."""
     outcome = megatron.run(job(layout="dp1-cp2-mb2-thd", objective=Objective.VALUE))
 
     assert isinstance(outcome, Crashed), outcome
@@ -52,7 +52,7 @@ def test_a_critic_on_megatron_compares_values_of_a_slice_with_returns_of_the_row
 
 
 def test_a_router_adds_its_losses_to_no_later_job(megatron: RankPool) -> None:
-    """Jobs of a world share engines, and once shared that of a mixture of experts."""
+    """Jobs of a world share engines, once even the engine of a mixture of experts."""
     plain = job(layout="dp1-cp1-mb2-thd")
     router = megatron.run(replace(plain, objective=Objective.ROUTER))
     later = megatron.run(plain)
@@ -126,7 +126,7 @@ def test_clipped_tokens_are_those_of_the_mask_that_rejection_does_not_narrow(
 
 
 def test_samples_are_dealt_by_areals_controller(pool: RankPool) -> None:
-    """By length: of eight samples, each rank has four, and those of rank 0 are not the first."""
+    """Samples are dealt by length: each rank gets four of eight, and rank 0 not the first four."""
     given = job("uneven_lengths", "dp2-cp1-mb1-thd")
     outcome = trained(pool, given)
 

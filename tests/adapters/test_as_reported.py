@@ -60,7 +60,7 @@ TELLING = (
     "short_responses",
     "two_steps",
 )
-"""Cases that tell the mistakes of most checks."""
+"""Cases that distinguish the mistakes of most checks."""
 
 STARTUP = ("arguments.", "logging")
 
@@ -93,7 +93,7 @@ def made(selection: Selection, report: Report) -> dict[str, tuple[str, str | Non
 
 
 class Commit(NamedTuple):
-    """A commit of a clone, and what a step of it is found to be in `token_mean`."""
+    """A commit of a clone, and the expected verdict or mistake of a step in `token_mean`."""
 
     adapter: str
     engine: str
@@ -106,11 +106,11 @@ class Commit(NamedTuple):
 
 
 COMMITS = tuple(Commit(**entry) for entry in TABLE["commit"])
-"""The oldest commits that the pages say are driven, and some at which a step changed."""
+"""The oldest commits that the pages call driven, and some that changed the result of a step."""
 
 
 def source(report: Report) -> list[str]:
-    """The option that gives the version of a report; the test is skipped where it is not there."""
+    """The option for the version of a report; the test is skipped if that is not available."""
     of = report.source
     if of.kind == "pypi":
         return [f"--source=pypi:{of.version}"]
@@ -144,7 +144,7 @@ def again(folder: Path, adapter: str, *options: str) -> command.Result:
     ],
 )
 def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: Selection) -> None:
-    """It says nothing of checks that came after a report, nor of findings beyond its plan."""
+    """Checks that are newer than a report, and findings beyond its plan, are not compared."""
     committed = load(REPORTS / f"{selection.report}.json.gz")
     require(committed.engine)
     depth = committed.findings[0].depth
@@ -157,7 +157,7 @@ def test_findings_are_those_of_the_committed_report(tmp_path: Path, selection: S
     assert result.report.complete, result.output
     then, now = made(selection, committed), made(selection, result.report)
     found = then.keys() & now.keys()
-    # Quick plans of then and now have chosen most jobs alike, and not all.
+    # Quick plans of then and now share most jobs, but not all.
     assert len(found) > 0.7 * min(len(then), len(now))
     assert {one: now[one] for one in found} == {one: then[one] for one in found}
 

@@ -1,4 +1,4 @@
-"""Records of frameworks: what follows from them, and that those of adapters are complete."""
+"""Records of frameworks: what follows from them, and that the adapters' records are complete."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -199,7 +199,7 @@ def test_nobody_types_what_is_the_default() -> None:
 
 
 def test_a_number_that_is_off_by_default_is_a_switch_and_a_stand_in_is_not_shown() -> None:
-    """As AReaL's ``m2_threshold``, which no other option switches on."""
+    """One example is AReaL's ``m2_threshold``, which no other option switches on."""
     m2po = {"decoupled": True, "m2_threshold": 0.04, "eps_clip": 0.25, "code": Substitute("ours")}
     record = Framework(
         title="Example",
@@ -370,7 +370,7 @@ def test_a_misspelt_table_or_value_is_no_record(
         record_file(TABLES.replace("$clip_low", "$clip_lowest")).record()
 
 
-# `native` has no users who would read of its options.
+# `native` has no users who would read about its options.
 RECORDS = [
     pytest.param(adapter.framework, id=f"{name}-{engine}")
     for name in sorted({*registry.known()} - {"native"})

@@ -85,13 +85,13 @@ def words_of(given: Job) -> tuple[str, ...]:
 
 
 def own_losses(pool: RankPool, given: Job) -> list[float]:
-    """The coefficients of the losses of a router, in parts of those that are asked for."""
+    """The coefficients of a router's losses, divided by the configured ones."""
     outcome = trained(pool, replace(given, objective=Objective.ROUTER))
     return [one for [one] in outcome.observations[0].own_losses.values()]
 
 
 class UnscaledExperts(MegatronLmAdapter):
-    """Divides the gradients of all parameters by the tokens of a step, and not those of experts."""
+    """Divides the gradients of all parameters except experts by the tokens of a step."""
 
     def load(self, source: Path | None) -> None:
         super().load(source)
@@ -130,7 +130,7 @@ class TestReal:
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
     def test_bins_without_active_tokens_count_as_one_token(self, pool: RankPool) -> None:
-        """The 23 tokens of the case are divided by 25: one bin is masked, and one fills up."""
+        """The 23 tokens of the case are divided by 25: one bin is masked, and one is padding."""
         given = job(layout=PACKED, case="fully_masked_sample")
 
         mask = given.steps[0].mask
@@ -163,7 +163,7 @@ class TestReal:
     ) -> None:
         """With a loss per token Megatron-Core counts prompts and padding: 144 for 35 tokens.
 
-        Jobs of the policy loss come before and after, whose models have no such losses.
+        Jobs of the policy loss, whose models have no such losses, come before and after.
         """
         policy = job(layout=ONE_BY_ONE + option, mode=Mode.SAMPLE_MEAN)
         before = weights(pool, policy)
@@ -211,7 +211,7 @@ class TestReal:
 
 @pytest.mark.parametrize(("ref", "factor"), [("34c3741f56^", 2), ("34c3741f56", 1)])
 class TestMended:
-    """A commit by which Megatron-LM mended its loss, and the one before."""
+    """A commit that fixed Megatron-LM's loss, and the commit before it."""
 
     pytestmark = needs_megatron_lm
 

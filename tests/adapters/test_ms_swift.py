@@ -1,4 +1,4 @@
-"""ms-swift's real trainers, from PyPI: what they are given, and what is read off them."""
+"""ms-swift's real trainers, from PyPI: their inputs and the results."""
 
 from functools import partial
 
@@ -56,7 +56,7 @@ def test_ranks_that_share_sequences_have_as_many_micro_batches_at_least() -> Non
 
 
 class OtherLossType(MsSwiftDdpAdapter):
-    """Trains every job with settings that no mode stands for."""
+    """Trains every job with settings that belong to no mode."""
 
     def __init__(self, **settings: object) -> None:
         self._settings = settings
@@ -128,7 +128,7 @@ class TestReal:
     def test_documented_losses_of_sequences_are_refused_without_a_teacher(
         self, loss_type: str
     ) -> None:
-        """4.6.0 takes the policy itself for a teacher where a user names none."""
+        """If a user names no teacher, 4.6.0 takes the policy itself as the teacher."""
         with RankPool(OtherLossType(loss_type=loss_type), None, 2) as pool:
             outcome = pool.run(job())
 

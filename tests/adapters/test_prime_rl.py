@@ -1,4 +1,4 @@
-"""prime-rl's real trainer, where a clone is given: what it is sent, and what is read off it."""
+"""prime-rl's real trainer, where a clone is given: its inputs and the results."""
 
 import os
 from functools import partial

@@ -1,4 +1,4 @@
-"""Versions, depths and dtypes of slime and miles that no committed report is of.
+"""Versions, depths and dtypes of slime and miles that no committed report covers.
 
 They need clones of the two, as neither is on a package index.
 """
@@ -19,7 +19,7 @@ pytestmark = NEEDS_CLONES
 LAYOUTS = ("--layout=dp1-cp1-mb1-thd", "--layout=dp2-cp2-mb2-thd", "--layout=dp2-cp1-mbtokens-thd")
 
 POLICY_LOSS = "[weights/ or [metric/"
-"""Its weights, and itself as it is logged."""
+"""The weights of the policy loss, and the logged policy loss."""
 
 EMPTY_SAMPLES_COUNT = {
     "fully_masked_sample",
@@ -28,11 +28,11 @@ EMPTY_SAMPLES_COUNT = {
     "one_token",
     "production_step",
 }
-"""Cases that tell token_mean from a mean in which an empty sample counts as a token."""
+"""Cases that distinguish token_mean from a mean in which an empty sample counts as a token."""
 
 
 TELLING = "fully_masked or nine_samples or one_token or split_groups or two_steps or uneven_lengths"
-"""Besides, cases that tell the modes apart."""
+"""Further cases, which distinguish the modes."""
 
 
 def run(
@@ -59,7 +59,7 @@ def cases(report: Report, mode: str, *verdicts: str) -> set[str]:
 
 
 def empty_samples(report: Report) -> set[str]:
-    """The cases that tell, without those that this version has no rollouts for."""
+    """The telling cases, except those whose rollouts this version does not support."""
     return EMPTY_SAMPLES_COUNT & cases(report, "token_mean", "conforms", "mismatch")
 
 
@@ -90,7 +90,7 @@ def test_older_versions_have_their_modes_and_weigh_as_known(
 
 
 def test_first_commit_of_slime_2090_divides_prompt_mean_by_the_group_size(tmp_path: Path) -> None:
-    """Mended by its second commit, "normalize prompt_mean by prompt count"."""
+    """Its second commit, "normalize prompt_mean by prompt count", fixed that."""
     cases = "prompt_mean and odd_groups"
     report = run(tmp_path, "slime", "bd9714414", *LAYOUTS, cases=cases, subjects="[weights/")
 

@@ -1,4 +1,4 @@
-"""Recipes of TRL and verl, read by their own parsers, and what is said of TRL's generations."""
+"""Recipes of TRL and verl, read by their own parsers, and the answers on TRL's generations."""
 
 from pathlib import Path
 

@@ -31,7 +31,7 @@ AREAL, NEMO_RL, OPEN_INSTRUCT, PRIME_RL, TUNIX = (
 def read_from_clone(
     name: str, file: Path | None = None, words: Sequence[str] = ()
 ) -> tuple[Recipe, Match]:
-    """The recipe as a framework at its commit reads it, and what of its record that is."""
+    """The recipe as a framework reads it at its commit, and the matching part of its record."""
     adapter = registry.create(name)
     source = version_of(adapter, COMMITS[name])
     recipe = read(adapter, source, Typed(file=file, words=tuple(words)))
@@ -83,7 +83,7 @@ class TestAReaL:
         assert recipe.longest == 1024
         assert found.policy is Objective.REJECTION_OFF_POLICY
         assert found.estimator is Objective.GROUP_NORMALISED
-        # Advantages are looked at before they are whitened, and bounds on both sides.
+        # Advantages are checked before they are whitened, and bounds on both sides.
         assert found.instead.keys() == {
             "adv_norm.mean_level",
             "adv_norm.std_level",

@@ -1,4 +1,4 @@
-"""RLinf's real actor, from PyPI: what it is given, what is read off it, and what it declines."""
+"""RLinf's real actor, from PyPI: its inputs, its results, and what it declines."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ pool = pool_of(RlinfFsdpAdapter, 2, RELEASE)
 
 
 def summed(case: str, layout: str, objective: Objective = Objective.POLICY) -> Job:
-    """A job of `seq-mean-token-sum`, which no way to cut a step changes."""
+    """A job of `seq-mean-token-sum`, which does not depend on how a step is cut."""
     given = steps.job(case, Mode.SAMPLE_MEAN, layout, objective)
     return replace(given, aggregation=Aggregation(Mode.CONSTANT, 1.0))
 
@@ -92,7 +92,7 @@ class TestRealActor:
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
     def test_samples_are_dealt_by_rlinfs_balancing(self, pool: RankPool) -> None:
-        """By length: of eight samples each rank has four, and those of rank 0 are not the first."""
+        """By length: each rank gets four of eight samples, and rank 0 not the first four."""
         outcome = trained(pool, given := summed("uneven_lengths", "dp2-cp1-mb2-bshd+balance_data"))
 
         dealt = steps.dealt(outcome, given)
@@ -168,14 +168,14 @@ class TestFsdp2:
 
 
 def norms(pool: RankPool, given: Job) -> list[float | None]:
-    """The norm of the gradient that each rank logs of a step, and clips by."""
+    """The gradient norm that each rank logs for a step, and uses for clipping."""
     outcome = trained(pool, given)
     return [rank.logged["actor/grad_norm"][0] for rank in outcome.observations]
 
 
 @NEEDS_CLONES
 class TestMended:
-    """Commits by which RLinf mended its actor, and those before."""
+    """Commits that fixed RLinf's actor, and the commits before them."""
 
     pytestmark = needs_rlinf
 
@@ -183,7 +183,7 @@ class TestMended:
     def test_a_correction_is_truncated_from_above(
         self, other_release: None, ref: str, is_right: bool
     ) -> None:
-        """It was from below, and the ratio of the loss was to the policy of the rollouts."""
+        """Before, it was truncated from below, and the loss had the ratio to the rollout policy."""
         adapter = RlinfFsdpAdapter()
         source = version_of(adapter, ref)
         given = summed("uneven_lengths", "dp1-cp1-mb1-bshd", Objective.TIS_TOKEN)

@@ -1,4 +1,4 @@
-"""ROLL's real pipeline and workers, where a clone is given: what they are handed, and read."""
+"""ROLL's real pipeline and workers, where a clone is given: their inputs and the results."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ megatron = pool_of(RollMegatronAdapter, 2, COMMIT)
 
 
 def job(case: str = MASKED.name) -> Job:
-    """In the mode that is ROLL's."""
+    """A job in ROLL's own mode."""
     return steps.job(case, Mode.SAMPLE_MEAN, TWO)
 
 
@@ -60,7 +60,7 @@ def test_sums_of_samples_are_averaged_without_a_divisor(pool: RankPool) -> None:
 
 
 def test_samples_are_dealt_by_rolls_balancing(pool: RankPool) -> None:
-    """By length: of eight samples each rank has four, and those of rank 0 are not the first."""
+    """Samples are dealt by length: each rank gets four of eight, and rank 0 not the first four."""
     outcome = trained(pool, given := job("uneven_lengths"))
 
     dealt = steps.dealt(outcome, given)

@@ -1,4 +1,4 @@
-"""Routers that a framework tells which experts its rollout chose, without a framework."""
+"""Routers that replay the experts which a rollout chose, tested without a framework."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ LAYER, CAPACITY = 1, 16
 
 
 def entries(ids: "torch.Tensor", chosen: "torch.Tensor") -> tuple[list[object], list[int]]:
-    """The ids with their own experts, and the probe's entries that are read of them."""
+    """The ids that got their own experts, and the probe's entries that are read for them."""
     router = replay.ReplayingRouter(LAYER)
     router.compute_topk = lambda scores, topk: (scores[:, :topk], chosen.unsqueeze(1))
 
@@ -36,7 +36,7 @@ def test_a_token_is_read_if_its_position_has_its_own_expert() -> None:
 
 
 def test_a_token_whose_position_has_the_expert_of_another_is_not_read() -> None:
-    """As in a slice that is off by one, or in the layer before."""
+    """Examples are a slice that is off by one, and the experts of the previous layer."""
     ids = torch.tensor([[4, 5, 6]])
 
     assert entries(ids, replay.expert_of(ids[0].roll(1), LAYER)) == ([[0, 0, 0]], [])

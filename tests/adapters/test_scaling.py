@@ -1,4 +1,4 @@
-"""No adapter scales what it observed: a wrong factor can come from the framework alone.
+"""No adapter scales what it observed: a wrong factor can only come from the framework.
 
 `scaling.toml` accounts for every product and quotient in the adapters' code. `native` is left out:
 it is a framework of its own, and its reduction is what is observed.
@@ -24,7 +24,7 @@ SCALING_FUNCTIONS = {"div", "divide", "mul", "multiply", "prod", "mean", "averag
 
 
 def scalings(code: str) -> Iterator[tuple[str, str]]:
-    """Every multiplication and division: the function it is in, and itself."""
+    """Every multiplication and division, after the function that contains it."""
 
     def visit(node: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -46,7 +46,7 @@ def _scales(node: ast.AST) -> bool:
 
 
 def found() -> dict[str, set[str]]:
-    """All there are in the adapters, by module and function."""
+    """All multiplications and divisions in the adapters, by module and function."""
     root = Path(adapters.__file__).parent
     by_function = defaultdict(set)
     for path in root.rglob("*.py"):

@@ -39,11 +39,11 @@ TELLING = ("uneven_lengths", "fully_masked_sample", "short_responses", "split_gr
 OF_TELLING = f"({' or '.join(f'/{case}/' for case in TELLING)})"
 
 OUTSIDE_ITS_CONTRACT = ("interleaved_groups", "dropped_rollouts")
-"""SkyRL wants the samples of a prompt to be adjacent, and as many rollouts for every prompt."""
+"""SkyRL requires adjacent samples of a prompt, and equally many rollouts for every prompt."""
 
 
 def unexpected(findings: list[dict]) -> list[str]:
-    """Findings that do not conform although SkyRL is made for them."""
+    """Findings that do not conform although SkyRL supports their steps."""
     return [
         finding.id
         for finding in findings
@@ -147,7 +147,7 @@ def test_other_versions_run_from_a_repository(
 
 @NEEDS_CLONES
 def test_megatron_engine_of_the_version_before_multiplies_by_cp(tmp_path: Path) -> None:
-    """Mended by SkyRL's pull request 1751, which takes cp out of the loss's factor."""
+    """SkyRL's pull request 1751 fixed this by removing cp from the loss's factor."""
     repository = Path(os.environ[command.SOURCES]) / "SkyRL"
     source = f"--source={repository}@skyrl-v0.2.0"
     layouts = ["--layout=dp2-cp1-mb2-thd", "--layout=dp1-cp2-mb1-thd"]
@@ -188,7 +188,7 @@ def test_run_is_stopped_where_micro_batches_that_only_pad_are_taken_for_others(
 
 @cache
 def process_of(engine: str) -> ProcessPoolExecutor:
-    """A process for functions that load an engine, as SkyRL stays where it was imported."""
+    """A process for functions that load an engine, as an imported SkyRL cannot be unloaded."""
     return ProcessPoolExecutor(1, mp_context=command.warm_context())
 
 
@@ -242,7 +242,7 @@ def test_options_are_read_as_omegaconf_reads_them(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     typed = [f"trainer.algorithm.max_seq_len={text}", "trainer.epochs=1", f"trainer.logger={text}"]
-    monkeypatch.setattr(OmegaConf, "from_cli", None)  # and what it was comes back
+    monkeypatch.setattr(OmegaConf, "from_cli", None)  # monkeypatch restores it
     importing.read_options_once()
 
     for read in (OmegaConf.from_cli(typed), OmegaConf.from_cli(typed)):

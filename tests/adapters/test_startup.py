@@ -1,4 +1,4 @@
-"""Configurations of a toy of slime: what is refused, at startup or later, and what not.
+"""Configurations of slime's toy: which are refused, at startup or later, and which are not.
 
 Those of slime and miles themselves are in their committed reports (`test_as_reported`).
 """

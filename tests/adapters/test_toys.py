@@ -110,7 +110,7 @@ def test_toy_that_declines_an_ordinary_step_is_listed_with_its_words(tmp_path: P
 
 
 def test_toy_that_raises_before_its_train_step_crashes(tmp_path: Path) -> None:
-    """As it does for a user, whose trainer calls the actor: here at its log of the rollouts."""
+    """A user's trainer, which calls the actor, crashes too: here at the log of the rollouts."""
     rollout_metrics = 'names = ("advantages", "log_probs", "returns")'
     edit = Edit("lineage.py", rollout_metrics, "names = (torch.cat(data['groups']),)")
     source = checkout(tmp_path / "slime", edit)

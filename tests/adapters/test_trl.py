@@ -1,4 +1,4 @@
-"""TRL's real trainer, from PyPI: what it is given, and what is read off it."""
+"""TRL's real trainer, from PyPI: its inputs and the results."""
 
 from dataclasses import replace
 from functools import partial
@@ -81,7 +81,7 @@ def test_last_of_two_iterations_is_observed() -> None:
 
 
 class OtherLossType(TrlDdpAdapter):
-    """Trains every job with settings that no mode stands for."""
+    """Trains every job with settings that belong to no mode."""
 
     def __init__(self, **settings: object) -> None:
         self._settings = settings

@@ -1,4 +1,4 @@
-"""TRL's real `AsyncGRPOTrainer`, from PyPI: what it is given, and what is read off it."""
+"""TRL's real `AsyncGRPOTrainer`, from PyPI: its inputs and the results."""
 
 from typing import Any
 

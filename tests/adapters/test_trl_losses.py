@@ -41,7 +41,7 @@ class LigerOf(LigerAdapter):
 
 
 class UnslothOf(UnslothAdapter):
-    """Runs every job with further settings; what a loss takes of TRL's trainer comes from there."""
+    """Runs every job with further settings; the loss takes other attributes from TRL's trainer."""
 
     def __init__(self, **more: Any) -> None:
         self.more = more

@@ -1,4 +1,4 @@
-"""TRL's real `RLOOTrainer`, from PyPI: what it is given, and what is read off it."""
+"""TRL's real `RLOOTrainer`, from PyPI: its inputs and the results."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ pool = pool_of(TrlRlooAdapter, 2)
 
 
 class OtherSettings(TrlRlooAdapter):
-    """Trains every job with settings that no objective stands for."""
+    """Trains every job with settings that belong to no objective."""
 
     def __init__(self, **settings: object) -> None:
         self._settings = settings
@@ -85,7 +85,7 @@ def batch_of(given: Job) -> ProbedBatch:
 
 
 def of_samples(given: Job, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The value of each sample's first token, where all of a sample have the same."""
+    """The value of each sample's first token; all tokens of a sample share one value."""
     [only] = given.steps
     ends = np.cumsum(only.response_lengths)
     assert all(np.ptp(one) == 0 for one in np.split(values, ends[:-1]))

@@ -1,4 +1,4 @@
-"""tunix's real learner, from PyPI: what it is given, and what is read off devices."""
+"""tunix's real learner, from PyPI: its inputs, and the results of its devices."""
 
 from dataclasses import replace
 from functools import partial

@@ -1,4 +1,4 @@
-"""verl's real trainer and engines, from PyPI: what they are given, and what is read off them."""
+"""verl's real trainer and engines, from PyPI: their inputs and the results."""
 
 from __future__ import annotations
 
@@ -125,9 +125,10 @@ def test_nothing_else_is_looked_at_where_counts_are_cut(case: str, objective: Ob
 
 
 def test_process_groups_end_with_their_world(pool: RankPool) -> None:
-    """Their threads poll: those of many worlds kept a rank busier than its steps did.
+    """Their threads poll: with many worlds, they kept a rank busier than its steps did.
 
-    Those of the first worlds may stay until a cycle is collected. A grid of Megatron has two dozen.
+    Groups of the first worlds may stay until garbage is collected. A grid of Megatron has two dozen
+    groups.
     """
     threads = []
     for index in range(9):
@@ -141,7 +142,7 @@ def test_process_groups_end_with_their_world(pool: RankPool) -> None:
 def test_world_is_entered_again_with_groups_of_its_own() -> None:
     """torch remembers how sharded tensors are reduced, with the mesh of a world that has ended.
 
-    Groups are told apart by numbers, and the second world has fewer than the first.
+    Groups are identified by numbers, and the second world has fewer groups than the first.
     """
     hybrid = "dp4-cp1-mb1-thd+hybrid_sharding"
     first = ("dp4-cp1-mb1-thd", "dp4-cp1-mb1-bshd", "dp2-cp2-mb1-thd")
@@ -174,5 +175,5 @@ def test_verl_finds_no_trl() -> None:
 
 
 def test_numbers_of_micro_batches_are_told_apart_by_their_steps() -> None:
-    """Versions before 0.7.1 log one number of each micro-batch and rank in one list."""
+    """Versions before 0.7.1 log a list with one number for each micro-batch and rank."""
     assert command.fork(tell_steps_apart) == 0

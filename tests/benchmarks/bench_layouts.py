@@ -28,10 +28,10 @@ class Cost:
     to_meet: float
     finding: float
     memory: float
-    """In bytes, of its own: what it shares with the process that it was forked from is not its."""
+    """Bytes of its own, without memory that it shares with the process that it was forked from."""
 
     files: float
-    """Open ones, connections to other ranks among them."""
+    """Open files, including connections to other ranks."""
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ from tests.benchmarks.bench_suite import run
 
 
 def main() -> None:
-    """Print the time of the quick plan, and what share of the full one's that is."""
+    """Print the time of the quick plan, and its share of the full plan's time."""
     quick, full = (run("skyrl", f"--plan={size}") for size in ("quick", "full"))
     print(f"plan: {quick.findings} findings of SkyRL's quick plan in {quick.to_run:.1f} s")
     print(

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def weights(step: Step) -> NDArray[np.float64]:
-    """One step's weights, from masks that nothing has been counted of yet."""
+    """One step's weights, from masks without cached counts."""
     step.__dict__.pop("active_tokens", None)
     return sample_weights(step, Aggregation(Mode.PROMPT_MEAN))
 

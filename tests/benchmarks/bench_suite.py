@@ -21,7 +21,7 @@ RELEASES = {
     "trl": ("trl", None),
     "openrlhf": ("deepspeed", "pypi:0.11.2"),
 }
-"""The package without which nothing of a framework runs, and its source if it is not installed."""
+"""The package that a framework needs to run at all, and the source if it is not installed."""
 
 FOUR_RANKS = [f"--layout={layout}" for layout in SlimeAdapter().layouts() if layout.world_size == 4]
 

@@ -176,7 +176,7 @@ def test_what_no_mistake_explains_is_paired_by_its_pattern() -> None:
 
 
 def test_causes_are_those_of_the_findings_that_are_chosen(tmp_path: Path) -> None:
-    """Findings that a filter leaves out were looked at all the same."""
+    """Findings that a filter leaves out were made nevertheless."""
     logged = wrong("metric/token_mean/a/dp1-cp2-mb1-thd", EMPTY)
     for name, first in (("old", wrong(A, CP)), ("new", right(A, CP))):
         write(report(first, logged), tmp_path / name)

@@ -43,7 +43,7 @@ def clues(given: Given, *of_ranks: np.ndarray) -> Clues:
 
 
 def explanations(given: Given, *of_ranks: np.ndarray) -> list[list[set[str]]]:
-    """Without the term, which is the same everywhere."""
+    """The explanations without the term, which is the same everywhere."""
     return [
         [{name.removeprefix("policy_loss/") for name in part} for part in parts]
         for parts in clues(given, *of_ranks).explanations
@@ -354,7 +354,7 @@ def test_inactive_tokens_that_weigh_hide_no_other_mistake() -> None:
 
 
 def test_what_only_lost_tokens_would_show_is_not_named_besides_them() -> None:
-    """As where ms-swift moves tokens: a count of kept tokens changes the first sample alone."""
+    """As in ms-swift, which moves tokens: a count of kept tokens changes only the first sample."""
     of_original = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
     given = Given(mode=Mode.SAMPLE_MEAN, steps=(REJECTED,), conventions=of_original)
     observed = given.weights.copy()

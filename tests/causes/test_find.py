@@ -147,7 +147,7 @@ def test_a_condition_has_two_facts_where_one_would_contradict_what_is_right() ->
 
 
 def test_terms_of_the_loss_that_are_logged_wrongly_are_one_cause() -> None:
-    """One line of code logs the loss and its terms, and another one what is only looked at."""
+    """One line of code logs the loss and its terms, and another one logs the diagnostics."""
     shares = "shares_averaged_by_tokens"
 
     def logged(metric: str, make: Callable[..., Said]) -> Said:
@@ -206,7 +206,7 @@ def test_two_mistakes_of_one_finding_are_those_of_findings_that_have_one_each() 
 
 
 def test_what_is_wrong_unless_tokens_are_rejected_before_they_are_counted_is_one_cause() -> None:
-    """As in ROLL: it does so where it has old log-probabilities, whose ratios are not 1."""
+    """As in ROLL, which counts after rejection only if ratios to the old policy are not 1."""
     counted, where = "sample_units_counted", "sample_mean/a/dp1-cp1-mb2-thd"
     policy, rejected = f"policy_loss/{counted}", ["where tokens are rejected"]
 
@@ -436,16 +436,16 @@ LOST, SPLIT = "policy_loss/tokens_lost", "where a prompt group is in several mic
     ("others", "condition"),
     [
         ([right("weights/sample_mean/a/dp1-cp1-mb2-thd", facts=[SPLIT])], ("in token_mean",)),
-        # what lacks two facts, or is another case, does not show which of them matters
+        # a finding that lacks two facts, or is of another case, does not show which fact matters
         ([right("weights/sample_mean/a/dp1-cp1-mb2-bshd", facts=[SPLIT])], ()),
         ([right("weights/sample_mean/b/dp1-cp1-mb2-thd", facts=[SPLIT])], ()),
         ([right("weights/token_mean/b/dp1-cp1-mb2-thd")], (SPLIT,)),
-        # a finding that is not trained tells nothing, and lacks the facts of a cut
+        # a finding that was not trained shows nothing, and lacks the facts of a cut
         (
             [(of_untrained("weights/token_mean/b/dp1-cp1-mb2-thd"), Clues(terms=["policy_loss"]))],
             (),
         ),
-        # one of three is no reason to name the fact that it lacks
+        # one of three right findings is no reason to name the fact that it lacks
         (
             [
                 right("weights/token_mean/b/dp1-cp1-mb2-thd"),
@@ -454,7 +454,7 @@ LOST, SPLIT = "policy_loss/tokens_lost", "where a prompt group is in several mic
             ],
             (),
         ),
-        # what distinguishes a finding by what it does not have is no condition
+        # a fact that a finding lacks is no condition
         ([right("weights/token_mean/b/dp1-cp2-mb2-thd", facts=[SPLIT])], ()),
     ],
 )
@@ -549,7 +549,7 @@ def test_facts_are_said_without_names_of_this_project(fact: str, words: str) -> 
 
 
 def test_no_words_of_a_fact_have_a_comma() -> None:
-    """By commas a statement is told from its condition."""
+    """Commas separate a statement from its condition."""
     assert not [fact for fact in facts() if ", " in wording.said(fact, {})]
 
 
@@ -788,7 +788,7 @@ def suspected(line: int) -> CauseTrace:
 
 
 def test_estimators_that_add_up_rewards_are_one_condition() -> None:
-    """As verl's lost rewards, which no estimator that compares the rewards of a prompt loses."""
+    """One example is verl's lost rewards: estimators that compare a prompt's rewards keep them."""
     lost = "policy_loss/reward_at_a_masked_token_lost"
     names = ("gae", "penalised_gae", "reinforce_pp")
     [(name, condition, count)] = named(
@@ -840,7 +840,7 @@ def test_causes_that_one_line_tells_are_one() -> None:
 
 
 def test_numbers_that_nothing_explains_are_one_cause_for_each_kind_of_number() -> None:
-    """As of a sum that takes in masked tokens, which is another number in each step."""
+    """One example is a sum that includes masked tokens, a different number in each step."""
     metric, entropy = ("metric", "metric.entropy")
     ids = (f"{metric}/token_mean/a/dp1-cp1-mb1-thd", f"{metric}/token_mean/b/dp1-cp1-mb1-thd")
     several = [
@@ -864,7 +864,7 @@ def reported(number: int) -> Diagnosis:
 
 
 def test_what_no_mistake_explains_is_a_part_of_the_one_at_its_line() -> None:
-    """As verl's ranks that are not reduced, and one odd batch of them."""
+    """One example is verl's ranks that are not reduced, and one odd batch of them."""
     said = [
         wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP),
         wrong("weights/token_mean/b/dp1-cp2-mb2-thd"),

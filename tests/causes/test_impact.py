@@ -54,7 +54,7 @@ def said_of(*said: Said) -> str:
         ),
         # each rank has 64 samples, so their mean is right, or a mean of it is taken twice
         ("weights/sample_mean/a/dp2-cp1-mb1-thd", "denominators_per_rank", ""),
-        # nothing predicts which tokens are lost, nor what a term besides the policy loss amounts to
+        # neither the lost tokens nor the size of a term besides the policy loss can be predicted
         ("weights/token_mean/a/dp2-cp1-mb1-thd", "tokens_lost", ""),
         ("auxiliary.kl/token_mean/a/dp2-cp1-mb1-thd", "divided_by_dp", ""),
     ],
@@ -83,7 +83,7 @@ def test_what_is_measured_on_the_production_step_comes_before_any_prediction() -
 
 
 def test_nothing_is_said_of_a_batch_that_the_production_step_is_not() -> None:
-    """Its prompt groups are of one size, and it would show what merging them does."""
+    """Its prompt groups have one size, and the mistake shows only if groups differ in size."""
     uneven = "where prompt groups differ in size"
     merged = "policy_loss/groups_merged"
     identity = "advantages.group_normalised/token_mean/{}/dp1-cp1-mb1-thd"

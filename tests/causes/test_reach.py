@@ -1,4 +1,4 @@
-"""Whom a cause reaches, in the words that users type, and in which order causes are told."""
+"""The users whom a cause reaches, in options as they type them, and the order of causes."""
 
 from collections.abc import Sequence
 
@@ -133,7 +133,7 @@ def test_several_losses_without_a_common_option_reach_those_who_set_one_of_them(
 
 
 def test_no_loss_is_picked_where_another_is_the_default() -> None:
-    """As ms-swift's moved log-probabilities, which no loss_type has to do with."""
+    """One example is ms-swift's misaligned log-probabilities, whatever the loss_type."""
     [cause] = found(
         wrong("weights/token_mean/a/dp1-cp2-mb2-thd", EMPTY),
         wrong("weights/sample_mean/a/dp1-cp2-mb2-thd", EMPTY),
@@ -153,7 +153,7 @@ def test_given_advantages_do_not_show_that_an_estimators_option_is_needed() -> N
 
 
 def test_a_rare_fact_of_all_cases_of_a_check_is_no_condition() -> None:
-    """As AReaL's crash of a critic with context parallelism, on whatever batch."""
+    """One example is AReaL's crash of a critic with context parallelism, on any batch."""
     [cause] = found(
         wrong("other_losses.value/sample_mean/a/dp1-cp2-mb2-thd", EMPTY, facts=[EMPTY_SAMPLE]),
         right("other_losses.value/sample_mean/a/dp1-cp1-mb2-thd", EMPTY, facts=[EMPTY_SAMPLE]),
@@ -164,7 +164,7 @@ def test_a_rare_fact_of_all_cases_of_a_check_is_no_condition() -> None:
 
 
 def test_parallelism_is_named_where_its_option_is_one_that_everybody_sets() -> None:
-    """As AReaL's ``backend``, which says how many ranks of each kind there are."""
+    """One example is AReaL's ``backend``, which gives the number of ranks of each kind."""
     [cause] = found(
         wrong("weights/sample_mean/a/dp1-cp2-mb2-thd", EMPTY),
         right("weights/sample_mean/a/dp2-cp1-mb2-thd", EMPTY),

@@ -1,4 +1,4 @@
-"""A step whose loss has several terms, and what is judged of its gradient."""
+"""A step whose loss has several terms, and the judgement of its gradient."""
 
 from adapters.contract import Description, Observation
 from adapters.contract.batch.probed_batch import ProbedBatch
@@ -21,7 +21,7 @@ AUXILIARY = token_weights(STEP, Aggregation(Mode.SAMPLE_MEAN))
 
 
 def judged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgement:
-    """With each term's weights multiplied by a factor."""
+    """The judgement of a gradient in which each term's weights are multiplied by a factor."""
     gradient = (
         policy * BATCH.dloss_dlogprob * POLICY
         - entropy * ENTROPY_COEFFICIENT * AUXILIARY

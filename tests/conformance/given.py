@@ -1,4 +1,4 @@
-"""A step of ten active tokens and what is given of it to the judge."""
+"""A step of ten active tokens, and the data about it that a judge gets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ UNEVEN = passes([(slice(3), 0), (slice(3, 4), 1), (slice(4, 6), 2)], [(slice(6, 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """Weights as if a framework had given them, of the last of some steps."""
+    """Token weights of the last of some steps, as if a framework had returned them."""
 
     mode: Mode = Mode.TOKEN_MEAN
     steps: tuple[Step, ...] = (STEP,)
@@ -113,7 +113,7 @@ class Given:
         explains: bool = True,
         **observed: Any,
     ) -> Judgement:
-        """The judgement of what ranks observed, of weights and of more."""
+        """The judgement of the ranks' observations, of weights and of more."""
         before = [self._context(step_index).expected for step_index in range(len(self.steps) - 1)]
         seen = (
             [()] * len(of_ranks)

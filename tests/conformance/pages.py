@@ -162,7 +162,7 @@ def _boundless() -> Picture:
 
 
 def many(count: int) -> Report:
-    """So many findings, all wrong, of eight samples each: no two pictures are the same."""
+    """A number of wrong findings of eight samples each, no two with the same picture."""
     first = pictured("case", SLICES, 2 * SLICES.weights)
     layouts = [replace(SLICES.layout, micro_batches=1 + number) for number in range(100)]
     return report_of(

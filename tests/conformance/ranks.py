@@ -1,4 +1,4 @@
-"""Jobs for tests of ranks, and what is looked at when they end."""
+"""Jobs for tests of ranks, and checks of what is left when they end."""
 
 import os
 

@@ -1,6 +1,6 @@
-"""hypothesis strategies for findings and reports: as valid as what a run writes, and as unruly.
+"""hypothesis strategies for findings and reports that a run could write, with unruly text.
 
-`reports` makes one; `pairs` two that look at much the same.
+`reports` makes one report; `pairs` makes two with mostly the same checks and cases.
 """
 
 from collections.abc import Sequence
@@ -66,7 +66,7 @@ Looked = tuple[tuple[Check, str | None], Mode, str, Layout]
 
 
 def looked() -> SearchStrategy[Looked]:
-    """One of few: a subject of a check, a mode, a case and a layout."""
+    """One of a few choices: a subject of a check, a mode, a case and a layout."""
     modes = st.sampled_from((Mode.TOKEN_MEAN, Mode.CONSTANT))
     subjects, cases, layouts = map(st.sampled_from, (CHECK_SPECS, CASES, LAYOUTS))
     return st.tuples(subjects, modes, cases, layouts)
@@ -79,7 +79,7 @@ def findings() -> SearchStrategy[Finding]:
 
 @st.composite
 def findings_of(draw: DrawFn, what: Looked) -> Finding:
-    """A finding of one thing, of any verdict."""
+    """A finding on a given check, mode, case and layout, with any verdict."""
     (check, subject), mode, case, layout = what
     verdict = draw(st.sampled_from((*Verdict, Verdict.MISMATCH)))
     return Finding(
@@ -162,7 +162,7 @@ def headers(draw: DrawFn) -> Header:
 
 @st.composite
 def reports_of(draw: DrawFn, header: Header, what: Sequence[Looked]) -> Report:
-    """A report of given things, complete or not."""
+    """A report on given checks, modes, cases and layouts, complete or not."""
     found = [draw(findings_of(one)) for one in what]
     missing = draw(st.sampled_from((0, 0, 3)))
     selection = Selection(selected=len(found) + missing, deselected=0)
@@ -178,7 +178,7 @@ def reports(draw: DrawFn) -> Report:
 
 @st.composite
 def pairs(draw: DrawFn) -> tuple[Report, Report]:
-    """Two reports of much the same things, whose headers may be the same."""
+    """Two reports with mostly the same checks and cases; their headers may be the same."""
     what = draw(st.lists(looked(), min_size=1, max_size=8, unique=True))
     header = draw(headers())
     old, new = (

@@ -1,4 +1,4 @@
-"""Advantages that a framework computes: a wrong one is told from wrong weights, and named."""
+"""Advantages that a framework computes: wrong ones are named, and not taken for wrong weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Columns that are poisoned at masked tokens or attached, and what is said of them."""
+"""Columns that are poisoned at masked tokens or attached, and their judgements."""
 
 import math
 from dataclasses import replace

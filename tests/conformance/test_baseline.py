@@ -1,4 +1,4 @@
-"""A gate against an earlier report fails on what is worse, or wrong and not in it, and else not."""
+"""A gate against an earlier report fails on findings that are worse, or wrong and not in it."""
 
 import re
 import shutil
@@ -25,7 +25,7 @@ CHOSEN = ("--checks=weights", "--modes=token_mean", "-k", "uneven_lengths")
 
 
 def native_report(*findings: Finding, **fields: object) -> str:
-    """A report that may be a baseline of `native`, and of what is broken in it."""
+    """A report that may be a baseline of `native` and of its broken variants."""
     header = HEADER.model_copy(update={"adapter": "native", **fields})
     return report(*findings, header=header).to_json()
 
@@ -117,7 +117,7 @@ def cells(*cases: str, layouts: Sequence[Layout] = (Layout(),)) -> list[MatrixCe
 
 @pytest.mark.parametrize("held", ["", "a", "ab", "abc", "abcdefghi"])
 def test_at_least_half_of_what_is_chosen_is_in_the_baseline(tmp_path: Path, held: str) -> None:
-    """It may have more: of a part of a suite, a baseline of all is as good."""
+    """It may have more: a baseline of the whole suite also serves for a part of it."""
     refusal = gate(tmp_path, *map(finding, held)).refusal(cells(*"abcd"))
 
     if len(held) >= 2:
@@ -127,7 +127,7 @@ def test_at_least_half_of_what_is_chosen_is_in_the_baseline(tmp_path: Path, held
 
 
 def test_a_baseline_of_something_else_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
-    """By every value that one name stands for in two runs too."""
+    """So is a baseline in which the same name stands for another value."""
     layouts = (Layout(dp=2), Layout(cp=2))
     deeper = finding("a").model_copy(update={"depth": Depth.LOSS})
     elsewhere = gate(tmp_path, finding("a")).refusal(cells("a", layouts=layouts))

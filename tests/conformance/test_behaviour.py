@@ -1,4 +1,4 @@
-"""Differences between the behaviour of two versions, and the last sentence of a refactoring."""
+"""Differences between the behaviour of two versions, and the sentence on a refactoring."""
 
 from collections.abc import Mapping
 

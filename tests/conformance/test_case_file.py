@@ -1,4 +1,4 @@
-"""A step of one's own is run as the corpus is, or refused with what is wrong in the file."""
+"""A user's own step is run like the corpus, or refused with the error in the file."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""From what a framework did to a verdict: what it may decline or crash at, and whose rule it is."""
+"""Verdicts on a framework's behaviour: what it may decline or crash on, and whose rule it is."""
 
 import pytest
 
@@ -67,7 +67,7 @@ def test_crash_with_a_batch_that_is_never_made_is_advice() -> None:
 
 @pytest.mark.parametrize("case", ["uneven_lengths", "rejected_sample"])
 def test_crash_with_another_batch_is_one(case: str) -> None:
-    """That a sample has no active token left is the doing of the framework's own rejection."""
+    """It is the framework's own rejection that leaves a sample without active tokens."""
     assert crashing(case, NEVER_MADE).verdict is Verdict.CRASHED
 
 

@@ -151,7 +151,7 @@ def test_rejected_tokens_of_other_terms_are_no_masked_tokens_of_the_policy_loss(
 
 
 def test_rejected_tokens_without_a_gradient_weigh_in_no_term() -> None:
-    """All is divided by eleven tokens, and the rejected ones, which other terms have, have none."""
+    """All terms are divided by eleven tokens, but rejected tokens have no gradient."""
     job = replace(JOB, steps=(REJECTED,), objective=Objective.REJECTION_COMBINED)
     masks = dict.fromkeys(("entropy_mask", "kl_mask"), Assumed(DenominatorMask.ORIGINAL))
     batch = ProbedBatch(job.steps, job.objective)
@@ -167,7 +167,7 @@ def test_rejected_tokens_without_a_gradient_weigh_in_no_term() -> None:
 
 @pytest.mark.parametrize("averaged", [1.0, 0.5])
 def test_mistakes_of_one_name_are_told_apart(averaged: float) -> None:
-    """Nothing is divided, with an average over two ranks and without."""
+    """No term is divided by its tokens, with an average over two ranks and without."""
     job = replace(JOB, layout=Layout(dp=2))
     dloss_dlogprob = BATCH.dloss_dlogprob - ENTROPY_COEFFICIENT + KL_COEFFICIENT
     gradient = averaged * dloss_dlogprob * STEP.mask

@@ -55,7 +55,7 @@ PASSES = np.array([0, 0, 0, 1])
 def by_conventions(
     slug: str, job: Job, *seen: Observation, declared: Mapping[str, Convention]
 ) -> Judgement:
-    """The judgement of a check on what ranks observed, by what is declared."""
+    """The judgement of a check by declared conventions, given the observations of ranks."""
     spec = check_spec(slug)
     return judge_by_conventions(
         judge(spec), spec, Trained(job, seen, Description(declared=declared))
@@ -282,7 +282,7 @@ def test_other_mistakes_stay_wrong_and_what_conforms_is_no_advice() -> None:
 
 
 def rejudged(judgement: Judgement, description: Description) -> Judgement:
-    """The judgement of a deviation, whatever was observed."""
+    """The judgement of a given deviation, independent of the observation."""
     job = job_of(STEP)
     return judge_by_conventions(
         lambda *_: judgement, check_spec("weights"), Trained(job, (), description)
@@ -382,7 +382,7 @@ def estimated(
     convention: Callable[[EstimatorConventions], Convention],
     observed: EstimatorConventions,
 ) -> Judgement:
-    """The judgement of advantages by other conventions than those of trained tokens alone."""
+    """The judgement of advantages that follow one convention if another one is declared."""
     name = "of_values" if objective in OF_VALUES else "of_returns"
     declared = {name: convention(OF_TRAINED)}
     return judged_by(objective, declared, advantages_of(objective, observed))

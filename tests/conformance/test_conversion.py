@@ -57,7 +57,7 @@ def case(step: Path) -> Case:
         # All three of 4, 12 and 7 active tokens; weights of samples 1/16, 1/48, 1/28; tokens 1/23.
         ("verl:token-mean", "verl:seq-mean-token-mean", 3 / 4, 0.75 / math.sqrt(23 * 5 / 168)),
         ("verl:seq-mean-token-mean", "verl:token-mean", 126 / 115, 0.75 / math.sqrt(23 * 5 / 168)),
-        # SkyRL counts the 9 tokens of sample 2 before rejection: 25 in all, prompts 1/32 and 1/18.
+        # SkyRL counts sample 2 before rejection, so 25 tokens; prompts weigh 1/32 and 1/18.
         ("verl:token-mean", "skyrl:token_mean", 23 / 25, 1),
         ("verl:token-mean", "skyrl:prompt_mean", 8 / 9, 8 / 9 / math.sqrt(23 * 193 / 5184)),
         (

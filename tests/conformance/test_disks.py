@@ -20,7 +20,7 @@ CHOSEN = (
     "--modes=sample_mean,token_mean",
 )
 FINDINGS = 46
-"""That are CHOSEN; their journal takes nine pages of memory, their report two."""
+"""The number of findings in CHOSEN; their journal takes nine pages of memory, their report two."""
 
 OF_ONES_OWN = ("unshare", "--mount", "--map-root-user", "sh", "-c")
 """Runs a shell command with a private mount; even root cannot write to that."""
@@ -65,7 +65,7 @@ def test_a_disk_that_takes_nothing_is_refused_before_any_rank_starts(
 def test_a_disk_that_fills_up_keeps_what_found_room(
     tmp_path: Path, size: str, kept: range | list[int]
 ) -> None:
-    """Among the findings, or when these have just found room and their report has not."""
+    """The disk is full among the findings, or after them, when their report finds no room."""
     result = run_after(f"mount -t tmpfs -o size={size} none reports/latest", tmp_path)
 
     assert result.status == pytest.ExitCode.INTERNAL_ERROR
@@ -87,7 +87,7 @@ def test_files_that_may_grow_no_larger_are_said(tmp_path: Path) -> None:
 
 
 def run_after(spoil: str, folder: Path) -> command.Result:
-    """Run with the reports' folder spoilt, and keep what it holds in another one."""
+    """Run with an unusable reports' folder, and keep its content in another folder."""
     (folder / "reports" / "latest").mkdir(parents=True)
     script = f'{spoil}; "$@"; status=$?; cp -r reports/latest kept; exit $status'
     start = time.monotonic()

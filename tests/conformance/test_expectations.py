@@ -401,7 +401,7 @@ def test_another_cause_fails_be_it_alike_in_every_single_finding(tmp_path: Path)
 
 
 def test_a_cause_may_have_the_name_of_another_that_it_cannot_be_told_from(tmp_path: Path) -> None:
-    """As in a plan that is too small to tell them apart; the finding has both names."""
+    """A plan may be too small to distinguish them; the finding has both names."""
     gate = expecting(tmp_path, CAUSE | {"name": MICRO.partition("/")[2]})
     ambiguous = wrong("weights/token_mean/a/dp1-cp2-mb2-thd", CP, MICRO)
     report = report_of(gate, ambiguous)
@@ -414,7 +414,7 @@ def test_a_cause_may_have_the_name_of_another_that_it_cannot_be_told_from(tmp_pa
 
 
 def test_what_fits_an_unexplained_finding_by_chance_is_not_asked_for(tmp_path: Path) -> None:
-    """As ms-swift's logged loss of one token: the number of ranks times a padded width."""
+    """As in ms-swift, which logs a loss of one token times ranks and a padded width."""
     finding, clues = wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP)
     unexplained = Diagnosis(name="unexplained", explanation="0.1 instead of 2", numbers={})
     finding = finding.model_copy(update={"diagnosis": unexplained})
@@ -439,7 +439,7 @@ def test_a_cause_that_is_gone_or_has_another_condition_fails(tmp_path: Path) -> 
 
 
 def test_a_cause_is_gone_only_where_its_condition_holds(tmp_path: Path) -> None:
-    """A right finding of another mode says nothing of a cause that shows in one mode."""
+    """A right finding in another mode says nothing about a cause that shows in one mode."""
     elsewhere = expecting(tmp_path, CAUSE | {"condition": ["in sample_mean"]})
     assert elsewhere.objection(report_of(elsewhere, CP_RIGHT)) is None
 
@@ -449,7 +449,7 @@ def test_a_cause_is_gone_only_where_its_condition_holds(tmp_path: Path) -> None:
 
 
 def test_a_pattern_may_be_of_what_this_run_leaves_out(tmp_path: Path) -> None:
-    """A file is for a framework, and a run may be of a part of the suite, or of a given step."""
+    """A file covers a framework, and a run may cover only a part of the suite, or a given step."""
     elsewhere = {"findings": ["metric.loss/sample_mean/*/dp2-cp2-mb2-thd"]}
     given = {"findings": ["weights/*/mine/*"], "reason": "my own"}
     (tmp_path / "known.toml").write_text(HEAD + toml(CRASH | elsewhere, CRASH | given))

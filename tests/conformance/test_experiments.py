@@ -1,4 +1,4 @@
-"""At its end a run makes the few findings that tell on which facts its causes depend."""
+"""At its end, a run makes a few findings that show on which facts its causes depend."""
 
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -34,7 +34,7 @@ def test_an_option_is_left_out_and_nothing_else_changes() -> None:
 
 
 def test_counts_that_are_equal_are_told_apart_by_a_step_in_which_they_differ() -> None:
-    """Two ranks of two micro-batches do not tell by which of the two a number was divided."""
+    """With two ranks of two micro-batches, either count may be the divisor of a number."""
     ambiguous = wrong(
         "metric/sample_mean/split_groups/dp2-cp1-mb2-thd",
         "policy_loss/divided_by_dp",
@@ -108,7 +108,7 @@ def test_findings_are_made_while_the_ranks_still_run() -> None:
 
 
 def test_advice_is_tested_after_all_other_causes() -> None:
-    """The wrong gradient has no condition, and how a step is cut may be that of the advice."""
+    """The wrong gradient has no condition; the advice may depend on how a step is cut."""
     split = "where a prompt group is in several micro-batches"
     name = "weights/sample_mean/split_groups/dp1-cp1-mb2-thd"
     advice, clues = wrong(name, MISTAKE, facts=[split])

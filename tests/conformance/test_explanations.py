@@ -91,7 +91,7 @@ def test_weights_are_explained(change: Callable[[Array], Array], name: str, word
 
 
 def test_a_token_too_many_is_no_vocabulary() -> None:
-    """A framework that counts 65 tokens of 64 gives 1 - 1/65."""
+    """A framework that counts 65 tokens instead of 64 gives 1 - 1/65."""
     cause = explanations.explain_weights(step_weights(RIGHT.expected * (1 - 1 / 65)))
 
     assert cause.name == "factor"

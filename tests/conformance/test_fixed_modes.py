@@ -35,9 +35,9 @@ def finding(
     loss: Objective | None = None,
     **described: object,
 ) -> Judgement:
-    """The judgement of a framework that trains by one mode where another is asked for.
+    """The judgement of a framework that trains in another mode than requested.
 
-    The loss that it trains, whatever is asked for, may be another too.
+    It may also train another loss than requested.
     """
 
     def run(job: Job) -> Ran:

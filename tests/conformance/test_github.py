@@ -1,4 +1,4 @@
-"""Output for GitHub keeps its limits, and takes no words of others for commands."""
+"""Output for GitHub keeps within its limits, and text from outside is never a command."""
 
 import os
 import re

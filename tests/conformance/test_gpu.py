@@ -1,6 +1,6 @@
 """CUDA tensors over NCCL and over gloo find what the CPU finds, of every framework.
 
-So does the trace: what it follows are tensors of the GPU.
+So do traces, which follow tensors on the GPU.
 """
 
 from dataclasses import dataclass
@@ -77,7 +77,7 @@ def test_findings_are_those_of_the_cpu(
 
 
 def test_every_check_finds_on_cuda_what_it_finds_on_the_cpu(tmp_path: Path) -> None:
-    """Also those of rollouts, of metrics and of models other than the actor."""
+    """This includes checks of rollouts, of metrics and of models other than the actor."""
     engine, layout = Engine("native", "torch"), "--layout=dp1-cp1-mb2-thd"
     on_cpu = run(tmp_path / "cpu", engine, layout)
     on_gpu = run(tmp_path / "gpu", engine, layout, "--device=cuda")
@@ -112,7 +112,7 @@ def run(folder: Path, engine: Engine, *arguments: str) -> command.Result:
 
 
 def verdicts(result: command.Result) -> dict[str, str]:
-    """Weights of two devices may differ in their last bits, but not in what is made of them."""
+    """Weights of two devices may differ in their last bits, but verdicts may not."""
     return {finding.id: finding.verdict for finding in result.report.findings}
 
 

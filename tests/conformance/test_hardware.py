@@ -1,4 +1,4 @@
-"""Devices and backends, on a machine that may have no GPU: what it has is made up."""
+"""Devices and backends, on a machine that may have no GPU: its hardware is simulated."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Faults of the harness itself: no verdict of a run stands where it contradicts itself."""
+"""Faults of the harness itself: if a run contradicts itself, none of its verdicts stands."""
 
 import subprocess
 from pathlib import Path
@@ -99,7 +99,7 @@ FAULT = "UnknownCutError: token_mean of micro-batches is declared"
 
 @pytest.fixture
 def faulty_report(tmp_path: Path) -> Path:
-    """A report of a run that a fault stopped when it had found something wrong."""
+    """A report of a run that a fault stopped after it had found something wrong."""
     path = tmp_path / "faulty.json"
     write(report(mismatch("a", "not_divided"), missing=1, fault=FAULT), path)
     return path

@@ -1,4 +1,4 @@
-"""Histories and the watch: commands that run commits of frameworks and tell them apart."""
+"""Histories and the watch: commands that run commits of frameworks and compare them."""
 
 import json
 import os
@@ -188,7 +188,7 @@ def offering(one: Report, *options: str) -> Report:
 
 
 def watched(reported: Report | None, new: Report) -> list[str]:
-    """The cells of a version that is watched, from whether it is driven on."""
+    """The cells of a watched version, from the column *driven* on."""
     return cells(reported, rows(new)[0])
 
 
@@ -240,7 +240,7 @@ def test_the_watch_says_what_its_time_did_not_suffice_for(
 def test_a_run_that_is_ended_has_what_it_found_by_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the findings are no failure, and their causes are compared as those of all."""
+    """Half of the findings are no failure; their causes are compared as in a whole run."""
     half = report(wrong(A, CP)).model_dump() | {
         "complete": False,
         "selection": {"selected": 2, "deselected": 0},
@@ -266,7 +266,7 @@ def test_a_run_that_is_ended_has_what_it_found_by_then(
 def test_the_watch_runs_main_and_the_newest_release_of_each_framework(
     repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that has no clone, or cannot be loaded, leaves the others to be run."""
+    """If one has no clone or cannot be loaded, the others are still run."""
     monkeypatch.setattr(
         histories, "_pytest", lambda *arguments, **_: forked(*arguments, "-k", "/odd_groups/")
     )

@@ -29,7 +29,7 @@ def cells(*checks: Check) -> list[AnyMatrixCell]:
 
 @dataclass
 class CountingRanks:
-    """Stands for ranks that crash on every job, are soon up again, and count the jobs."""
+    """Simulates ranks that crash on every job, restart quickly, and count the jobs."""
 
     jobs: list[Job] = field(default_factory=list)
     description: Description = field(default_factory=NativeAdapter().describe)

@@ -29,7 +29,7 @@ STEP = Step.of(
 CASES = {case.name: case for case in CORPUS}
 
 ODD_GROUPS = CASES["odd_groups"].steps[0]
-"""No size of it is one of a layout."""
+"""A step none of whose sizes is a size of a layout."""
 
 SUM, MEAN = PendingReduction.SUM, PendingReduction.MEAN
 SUM_PER_SAMPLE = PendingReduction.SUM_PER_SAMPLE

@@ -82,7 +82,7 @@ def of_the_step_before(batch: ProbedBatch, job: Job) -> float:
 
 
 class Logging(NativeAdapter):
-    """The built-in framework, which logs a number more."""
+    """The built-in framework with one more logged number."""
 
     def __init__(self, number: Number) -> None:
         self.number = number
@@ -203,7 +203,7 @@ def test_a_deviation_that_loses_its_digits_is_seen_with_large_rewards(name: str)
 
 @pytest.mark.parametrize("law", INVARIANCES.values(), ids=INVARIANCES)
 def test_values_follow_tokens_and_samples_into_the_changed_step(law: Law) -> None:
-    """For every objective, whatever its tables."""
+    """This holds for every objective and its tables."""
     for objective in (Objective.OFF_POLICY, Objective.GSPO, Objective.GAE, Objective.TIS_TOKEN):
         job = replace(JOB, objective=objective)
         before, after = ProbedBatch.of(job), ProbedBatch.of(law.after(job))
@@ -245,7 +245,7 @@ def test_other_values_are_other_at_every_token_and_leave_the_masks() -> None:
 
 
 def test_where_tokens_are_rejected_other_values_reject_one_more() -> None:
-    """Else nothing would move a fraction of rejected tokens."""
+    """Otherwise nothing would change the fraction of rejected tokens."""
     of_rejection = next(spec for spec in LAWFUL if spec.objective in WITH_REJECTION)
     job = replace(JOB, objective=of_rejection.objective, steps=of_rejection.cases[0].steps)
     before, after = ProbedBatch.of(job), ProbedBatch.of(with_other_values(job))
@@ -289,7 +289,7 @@ def deviation(batch: ProbedBatch, job: Job) -> float:
 
 
 def test_numbers_of_rewards_are_found_on_a_layout_that_trains_them() -> None:
-    """As of ms-swift on Megatron, which declines prompts that are no whole micro-batch."""
+    """One example is ms-swift on Megatron, which declines prompts that are no whole micro-batch."""
     adapter = Logging(deviation)
     smallest = min(adapter.layouts(), key=lambda one: (one.world_size, str(one)))
 

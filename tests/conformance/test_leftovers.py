@@ -1,4 +1,4 @@
-"""Runs that end in every way leave nothing behind on the machine, however many there were."""
+"""Runs leave nothing behind on the machine, however they end and however many there are."""
 
 import signal
 import time
@@ -93,7 +93,7 @@ def leave_nothing(kinds: Iterable[tuple[str, Kind]], tmp_path: Path, temporary: 
     memory = forgotten_memory(temporary)
     reports = set()
     for name, kind in kinds:
-        if kind.sign is None:  # whoever is stopped in the first finding leaves no report
+        if kind.sign is None:  # a run that is stopped in its first finding leaves no report
             reports.add(f"{kind.adapter}.json")
         start = time.monotonic()
         status = kind.run(tmp_path)

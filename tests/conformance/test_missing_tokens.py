@@ -1,4 +1,4 @@
-"""Tokens that were lost on the way or came twice, and what is said of them."""
+"""Tokens that were lost or trained twice, and their diagnoses."""
 
 from dataclasses import replace
 
@@ -81,7 +81,7 @@ CHANGED = replace(OF_THREE, token_names=np.arange(4), sample_names=np.arange(3))
 @pytest.mark.parametrize("step", [OF_THREE, CHANGED], ids=["of_case", "changed"])
 @pytest.mark.parametrize("mode", [Mode.TOKEN_MEAN, Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN])
 def test_sample_that_is_lost_before_anything_is_counted_is_named(mode: Mode, step: Step) -> None:
-    """The second sample of three: the others weigh what they do in a step of two."""
+    """The second sample of three: the others weigh as much as in a step of two."""
     whole, rest = Given(steps=(step,), mode=mode), step_of([1], [1])
     given = replace(whole, forward_pass_of_token=np.array([[0, -1, -1, 0]], np.int32))
     first, last = Given(steps=(rest,), mode=mode).weights
@@ -236,7 +236,7 @@ def test_samples_that_came_twice_and_are_counted_are_named() -> None:
 
 
 def test_sample_that_came_twice_among_three_and_is_counted_is_named() -> None:
-    """2 · 3 / 4 is half as much again, as is the weight of the others three quarters."""
+    """Its weight is 2 · 3 / 4 of the right one, and that of the others three quarters."""
     given = Given(mode=Mode.SAMPLE_MEAN, steps=(step_of([1], [1], [1], groups=range(3)),))
     diagnosis = given.diagnosis(np.array([2, 1, 1]) / 4)
 

@@ -376,7 +376,7 @@ def test_means_over_micro_batches_worked_by_hand(
         (SCATTERED, SAMPLES, EQUAL, "padding_micro_batches_averaged", []),
         # The rank with one micro-batch has no active token.
         (EMPTY_ON_ITS_OWN, TOKENS, EQUAL, "padding_micro_batches_averaged", []),
-        # The second sample is alone where the first two rows are two.
+        # The second sample has a micro-batch of one row; the first micro-batch has two rows.
         (SCATTERED, SAMPLES, EQUAL, "dummy_rows_averaged", [(16, 8, 16, 12)]),
         (SCATTERED, TOKENS, EQUAL, "dummy_rows_averaged", []),
         (SCATTERED, SAMPLES, BY_ROWS, "dummy_rows_averaged", [(12, 12, 16, 12)]),

@@ -1,4 +1,4 @@
-"""Policy losses with ratios other than 1: a wrong derivative is told from wrong weights."""
+"""Policy losses with ratios other than 1: wrong derivatives are not taken for wrong weights."""
 
 from dataclasses import replace
 
@@ -85,7 +85,7 @@ def test_the_formulas_derivative_conforms(objective: Objective) -> None:
 
 @pytest.mark.parametrize("objective", OFF_POLICY)
 def test_step_has_clipped_tokens_and_others_of_either_sign(objective: Objective) -> None:
-    """Else a mistake in clipping could not be seen."""
+    """Otherwise a mistake in clipping could not be seen."""
     tokens = ProbedBatch((STEP,), objective).policy_tokens
     clipped = policy_losses.clipped(tokens.ratios, tokens, CONSTANTS)[STEP.mask]
     positive = tokens.advantages[STEP.mask] > 0
@@ -122,7 +122,7 @@ VISIBLE = [
 def test_every_wrong_derivative_is_named(
     objective: Objective, names: set[str], derivative: np.ndarray
 ) -> None:
-    """Different operators on a loss may come to the same, such as what it is without its option."""
+    """Different operators may have the same result, such as the loss without its option."""
     judgement = judged(job(objective, cp=2), weights() * derivative)
     alike = {
         name
@@ -173,7 +173,7 @@ def test_factor_and_wrong_derivative_are_both_found() -> None:
 
 
 def test_gradient_of_a_clipped_token_is_no_mistake_in_weights() -> None:
-    """One clipped token has half of what it would have without clipping: nothing explains it."""
+    """One clipped token has half of its unclipped gradient, which no mistake explains."""
     gradient = right(Objective.OFF_POLICY)
     [clipped, *_] = np.flatnonzero((gradient == 0) & STEP.mask)
     gradient[clipped] = 0.5 / 23

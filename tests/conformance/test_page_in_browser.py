@@ -67,7 +67,7 @@ MISTAKEN = mistaken()
 
 
 class Browser:
-    """A page and the hands on it."""
+    """A page in a browser, and the actions of its user."""
 
     def __init__(self, driver: webdriver.Chrome, folder: Path) -> None:
         self.driver = driver
@@ -79,13 +79,13 @@ class Browser:
         self.visit(f"{path.as_uri()}{fragment}")
 
     def visit(self, address: str) -> None:
-        """Load it anew, which another fragment alone would not, until its findings are listed."""
+        """Load the page again, which a new fragment alone does not, and wait for its findings."""
         self.driver.get("about:blank")
         self.driver.get(address)
         self.until(lambda: self.texts("#count") != [""])
 
     def each(self, selector: str, expression: str) -> list[Any]:
-        """The values of an expression of JavaScript about `one`, of elements of the page."""
+        """The values of a JavaScript expression about `one`, for elements of the page."""
         code = f"return [...document.querySelectorAll(arguments[0])].map(one => {expression})"
         return list(self.script(code, selector))
 

@@ -172,7 +172,7 @@ def test_what_is_promised_may_not_be_declined_and_the_rest_may(
     status: int,
     expected: dict[str, tuple[str, str | None]],
 ) -> None:
-    """Each in the framework's own words; what it lacks is skipped and counted."""
+    """Refusals are in the framework's own words; missing features are skipped and counted."""
     result = command.run(tmp_path, adapter, "--layout=dp2-cp1-mb1-bshd", "-k", chosen)
 
     assert result.status == status, result.output

@@ -59,7 +59,7 @@ def _all_of(terminal: int) -> str:
     try:
         while part := os.read(terminal, 65536):
             parts.append(part)
-    except OSError:  # how a terminal ends once its writer is gone
+    except OSError:  # a terminal ends like this once its writer is gone
         pass
     return b"".join(parts).decode()
 

@@ -36,15 +36,15 @@ from tests.pools import pool_of, trained
 Weigh = Callable[[Step, Aggregation, Layout], NDArray[np.float64]]
 
 BOUND = 2 * rounding.weight_bound("float32")
-"""Between two results that may each be off by the bound."""
+"""The bound on the difference of two results that may each be off by the bound of a weight."""
 
 FEW = settings(max_examples=60, deadline=None)
-"""For what trains on ranks, which takes milliseconds."""
+"""Settings of properties that train on ranks, which takes milliseconds."""
 
 MANY = settings(
     max_examples=10_000 if settings.get_current_profile_name() == "full" else 20, deadline=None
 )
-"""For accusations that do not stand."""
+"""Settings of properties whose failure would mean false accusations."""
 
 SMALL_LAYOUTS = layouts(NativeAdapter(), max_ranks=4)
 
@@ -86,7 +86,7 @@ pool = pool_of(NativeAdapter, 4)
 
 @pytest.fixture(scope="module")
 def weigh(pool: RankPool) -> Weigh:
-    """Trains one step on ranks; the weights of every response token, alike on all of them."""
+    """Trains one step on ranks; returns the weights of all response tokens, equal on all ranks."""
 
     def weigh(step: Step, aggregation: Aggregation, layout: Layout) -> NDArray[np.float64]:
         outcome = trained(pool, job_of(step, aggregation=aggregation, layout=layout))

@@ -29,7 +29,7 @@ FULL = QUICK.extended_to(())
 
 
 def pairs(cells: Iterable[object]) -> set[tuple[object, ...]]:
-    """The pairs that are looked at together, written anew."""
+    """The pairs that are checked together, computed in another way."""
     found: set[tuple[object, ...]] = set()
     for cell in cells:
         if type(cell) is not MatrixCell or cell.spec.law:

@@ -1,4 +1,4 @@
-"""Recipes of a toy framework and of SkyRL: what they are read as, and what they are answered."""
+"""Recipes of a toy framework and of SkyRL: how they are read, and the answers."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 PATIENT = 600.0
-"""A budget that no toy exceeds, on whatever machine."""
+"""A budget that no toy exceeds on any machine."""
 
 
 def of_words(*typed: str) -> Recipe:
@@ -55,7 +55,7 @@ def of_words(*typed: str) -> Recipe:
 
 @pytest.fixture(scope="module")
 def right_run() -> Run:
-    """All that is looked at of a right recipe."""
+    """The whole run of a right recipe."""
     return run(
         "tests.reading:Reading",
         Typed(words=("bonus=0.01",)),
@@ -65,7 +65,7 @@ def right_run() -> Run:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """The status of a command, what it prints, and what it complains of."""
+    """The status of a command, its output, and its complaint."""
     status = cli.main(["recipe", *arguments])
     printed = capsys.readouterr()
     return status, printed.out, printed.err
@@ -137,7 +137,7 @@ def knows(
 def test_mistake_that_only_a_law_shows_is_known_and_its_rewards_are_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As of NeMo-RL, whose deviation of rewards cancels."""
+    """One example is NeMo-RL, whose deviation of rewards cancels."""
     knows(monkeypatch, ("difference_of_squares", "A variance cancels."))
     found = answered("tests.reading:Squaring", Typed(), budget=PATIENT)
 
@@ -167,7 +167,7 @@ def test_number_that_a_law_moves_is_known_by_its_own_name(monkeypatch: pytest.Mo
 def test_mistake_is_excluded_only_by_a_batch_that_would_show_it(
     right_run: Run, monkeypatch: pytest.MonkeyPatch, needs: str, case: str | None
 ) -> None:
-    """As of slime, which merges prompts only if a batch has another number of samples."""
+    """One example is slime, which merges prompts only if a batch has another number of samples."""
     knows(monkeypatch, ("groups_merged", "Groups are merged."), needs=(needs,))
     found = answer(right_run)
 
@@ -179,7 +179,7 @@ def test_mistake_is_excluded_only_by_a_batch_that_would_show_it(
 def test_mistake_that_nothing_tells_from_a_known_one_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As of prime-rl on one rank, where a mean over ranks is one over micro-batches."""
+    """One example is prime-rl on one rank, where a mean over ranks is one over micro-batches."""
     knows(monkeypatch, ("shares_of_all_ranks_averaged", "Shares are averaged."))
     found = answered("tests.reading:Sharing", Typed(words=("ranks=1",)), budget=PATIENT)
 
@@ -202,7 +202,7 @@ def test_page_has_the_sentence_first_and_needs_nothing_else(
 
 @pytest.mark.usefixtures("read_here")
 def test_objects_of_a_framework_stay_in_its_process() -> None:
-    """As of ROLL, whose sections are classes that nothing else can load."""
+    """One example is ROLL, whose sections are classes that nothing else can load."""
     assert read(Objecting(), None, Typed()).values["schedule"] == {"of": ["it", 1]}
 
 
@@ -278,7 +278,7 @@ def test_loss_that_is_most_like_a_recipe_is_run_and_differences_are_told() -> No
 
     assert found.policy is Objective.DUAL_CLIP
     assert found.instead == {"level": ("sequence", "token")}
-    assert found.not_looked_at == {"dropped": "tokens that are left out: not looked at yet"}
+    assert found.not_looked_at == {"dropped": "tokens that are left out: not checked yet"}
     assert match(TOY, of_words("level=sequence")).policy is Objective.GSPO
     assert match(TOY, of_words("scaled=")).estimator is Objective.GROUP_CENTRED
     assert match(TOY, of_words("bonus=0.1")).terms == (Objective.ENTROPY,)
@@ -320,7 +320,7 @@ def test_batches_that_a_recipe_never_has_are_left_out() -> None:
 
 
 def test_rewards_at_masked_tokens_are_of_no_recipe_that_masks_none() -> None:
-    """As of verl with one turn: what it loses where a tool answers last does not reach that."""
+    """One example is verl with one turn: only a tool's last answer makes it lose a reward."""
     description, layout = Reading().describe(), Layout(dp=2, micro_batches=2)
     offered = {*description.objectives, Objective.REINFORCE_PP}
     description = replace(description, objectives=frozenset(offered))
@@ -335,7 +335,7 @@ def test_rewards_at_masked_tokens_are_of_no_recipe_that_masks_none() -> None:
 
 
 def test_critic_is_no_estimator_of_a_recipe_without_one() -> None:
-    """As of AReaL, where batches may be whitened with a critic and without."""
+    """One example is AReaL, where batches may be whitened with a critic and without."""
     switched = {"critic": True}
     record = replace(
         TOY,
@@ -353,7 +353,7 @@ def test_critic_is_no_estimator_of_a_recipe_without_one() -> None:
 
 
 def test_critic_is_looked_at_in_the_batches_of_its_checks() -> None:
-    """What is logged of a critic's several steps no other run reads: verl's was called missing."""
+    """No other run reads the log of a critic's several steps; verl's was once called missing."""
     record = replace(TOY, objectives={**TOY.objectives, Objective.VALUE: {"critic": True}})
     with_critic = replace(of_words(), values={**of_words().values, "critic": True})
     layout = Layout(dp=2, micro_batches=2)
@@ -436,7 +436,7 @@ def test_what_skyrl_refuses_is_refused_in_its_words(word: str, refusal: str) -> 
 
 
 def test_reduction_is_that_which_options_choose_and_not_one_that_a_job_decides() -> None:
-    """As of verl, where the option of a mode with a divisor depends on the job."""
+    """One example is verl, where the option of a mode with a divisor depends on the job."""
     of_job = {"reduction": lambda _: "fixed"}
     record = replace(TOY, modes={**TOY.modes, "fixed": (Mode.CONSTANT, of_job)})
 

@@ -1,4 +1,4 @@
-"""The reported policy loss is held against the reference, and its mistakes are named."""
+"""The reported policy loss is compared with the reference, and its mistakes are named."""
 
 from dataclasses import dataclass
 
@@ -83,7 +83,7 @@ def test_reported_mean_of_all_ranks_conforms() -> None:
 
 
 def test_error_is_relative_to_the_losses_without_their_signs_and_the_largest_is_kept() -> None:
-    """The sum cancels to a sixth of what is summed, and may be off by six times as much."""
+    """The sum cancels to a sixth of its summands' sizes, and may be off by six times as much."""
     bound = reported_bound(8, "float32")
     offs = [0.5, 0.9, -0.3]
     judgement = Judge()(*(EXPECTED + off * bound * MAGNITUDE for off in offs))
@@ -113,7 +113,7 @@ def test_one_rank_that_reports_is_enough_and_no_token_needs_none() -> None:
 
 
 def test_every_step_is_judged_by_its_own_losses() -> None:
-    """Token 17 alone is active in the second step; its advantage is -1."""
+    """Only token 17 is active in the second step; its advantage is -1."""
     second = step_of([1, 0])
     judge = Judge(steps=(STEP, second))
     right = judge.of_steps((EXPECTED, 1.0))

@@ -42,7 +42,7 @@ def before_the_step(line: str) -> str:
 
 
 def with_divisor_of_zero(trainer: str = TINYRL) -> str:
-    """The trainer, of whose steps one without active tokens has a gradient of NaN."""
+    """The trainer, whose gradient is NaN in a step without active tokens."""
     assert "total.clamp(min=1)" in trainer
     return trainer.replace("total.clamp(min=1)", "total")
 

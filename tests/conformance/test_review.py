@@ -1,4 +1,4 @@
-"""A version against the one that it is based on: what is run, what is worse, and the sentence."""
+"""A version against its base: the jobs that are run, the worse findings, and the sentence."""
 
 import errno
 import json
@@ -109,7 +109,7 @@ def test_the_lines_that_differ_are_those_of_python_files_of_the_package(reposito
 def test_the_lines_that_differ_are_found_wherever_the_files_are(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else no job would be one that runs them."""
+    """Otherwise no job would be known to run them."""
     folder = checkout(tmp_path / place / "slime")
     WITHOUT_CP.apply(folder / "slime")
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: tmp_path / place / "cache")
@@ -171,7 +171,7 @@ def test_jobs_that_run_a_statement_which_few_run_come_first() -> None:
 
 
 def test_jobs_in_a_mode_whose_code_changes_come_first_and_steps_of_several_soon() -> None:
-    """A mini-batch's count that is made one of the batch shows in several steps alone."""
+    """If a batch's count replaces a mini-batch's, only batches of several steps show it."""
 
     def runs(cell: MatrixCell) -> set[Place]:
         of_mode = [RARE] if cell.aggregation.mode is Mode.TOKEN_MEAN else []
@@ -342,7 +342,7 @@ def test_a_refusal_that_the_contract_allows_is_no_fault() -> None:
 
 @pytest.fixture
 def forked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Have runs of pytest forked, and what is known of bases kept in a folder of its own."""
+    """Fork the runs of pytest, and keep the reports of bases in a separate folder."""
 
     def start(folder: str, output: IO[str], *arguments: str) -> command.Forked:
         return command.forked(Path(folder), output.name, *arguments)
@@ -573,7 +573,7 @@ def test_the_package_is_looked_for_below_the_workspace(
 
 
 def test_a_run_that_fails_among_its_findings_has_no_exit_status_of_a_verdict() -> None:
-    """Otherwise a part of the findings would pass for all of them."""
+    """Otherwise a part of the findings would be taken for all of them."""
 
     def fail() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

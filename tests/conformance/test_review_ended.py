@@ -43,7 +43,7 @@ LAYOUT = "--layout=dp1-cp2-mb1-thd"
 
 
 class Phase(NamedTuple):
-    """A moment of a review: what it is in, and whether both versions have findings by then."""
+    """A moment of a review: the function it is in, and whether both versions have findings then."""
 
     home: object
     name: str

@@ -75,7 +75,7 @@ def test_mistakes_of_auxiliary_terms_may_be_shared_with_another_one_of_the_polic
 
 
 def test_a_policy_loss_is_right_if_that_explains_as_much() -> None:
-    """A logged number within whose bound are both of the above."""
+    """Both explanations above are within the bound of a logged number."""
     doubled = weighed(POLICY, 2) + weighed(ENTROPY, 1 / 2) + weighed(KL, 1 / 2)
     between = np.array([(APART.sum() + doubled.sum()) / 2])
     size = min(APART.sum(), doubled.sum())

@@ -69,7 +69,7 @@ def observed(job: Job, aggregation: Aggregation, factor: float = 1.0) -> list[Ob
 
 
 def accepted(case: ConfigCase, mode: Mode, *seen: Observation, factor: float = 1.0) -> Judgement:
-    """The judgement of what was observed, or of the right weights times a factor."""
+    """The judgement of the observation, or of the right weights times a factor."""
     job = job_of(case, mode)
     weights = list(seen) or observed(job, job.aggregation, factor)
     return judge_acceptance(case, Trained(job, weights, Description()), None)
@@ -104,7 +104,7 @@ def test_refusal_that_names_the_option_is_right() -> None:
 
 
 def test_names_of_options_are_the_framework_s() -> None:
-    """The same words name nothing where the framework calls the option otherwise."""
+    """The same words name nothing if the framework has another name for the option."""
     message = "ValueError: divisor must be positive"
     other = Description(configurations={Setting.DIVISOR: ("max_seq_len",)})
     judgement = judge_refusal(ZERO, message, other)
@@ -314,7 +314,7 @@ PLACE = "trainer.py:7 (step)"
 
 
 def deviating(job: Job) -> Ran | Crashed:
-    """Runs what deviates, and crashes in what it is compared with."""
+    """Runs the deviating configuration, and crashes in the one that it is compared with."""
     if job.configuration == DEFAULT_CONFIGURATION:
         return Crashed("no kernel image", place=PLACE)
     return Ran(tuple(observed(job, job.aggregation)))

@@ -31,7 +31,8 @@ def stay(*_):
     Path("here").touch()
     time.sleep(3)
 """
-"""Begins a `conftest.py` that has pytest dwell on something, and leave a note that it does."""
+"""The beginning of a `conftest.py` that makes pytest wait in a function, and leave a file when it
+does."""
 
 COLLECTING = STAY + "def pytest_collection_modifyitems(): stay()\n"
 WRITING = STAY + "os.fsync = stay\n"
@@ -48,7 +49,7 @@ def pytest_collection_modifyitems():
     reference = weakref.ref(referent, stop)
     del referent
 """
-"""A `conftest.py` that has a signal come where Python drops exceptions."""
+"""A `conftest.py` that sends a signal at a moment when Python drops exceptions."""
 
 FEW = ("--checks=weights", "--modes=token_mean")
 

@@ -1,4 +1,4 @@
-"""Generated steps are what their strategies promise, and as varied."""
+"""Generated steps keep the promises of their strategies, and are varied enough."""
 
 import importlib.util
 import sys

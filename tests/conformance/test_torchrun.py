@@ -75,7 +75,7 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> AtOnce:
 def test_runs_find_what_the_pool_finds_go_on_after_failures_and_leave_nothing(
     at_once: AtOnce,
 ) -> None:
-    """One test, as each worker of pytest-xdist would make the runs of several anew."""
+    """This is one test, as several would make each worker of pytest-xdist repeat the runs."""
     found, failing = at_once.native, at_once.failing
     findings = {finding.id.split("/")[2]: finding for finding in failing.report.findings}
     crashed = {case: one.message for case, one in findings.items() if one.verdict == "crashed"}

@@ -1,4 +1,4 @@
-"""The user's cache keeps what depends on our code alone, and is missed by nobody."""
+"""The user's cache keeps values that depend only on our code, and runs do without it."""
 
 import os
 from pathlib import Path

@@ -1,7 +1,7 @@
 """Only regular files are replaced or written to: every path that we write to is checked.
 
-Each test makes something else where a file is to be, has it refused before anything is run, and
-finds it as it was.
+Each test puts something else in the place of a file. It must be refused before anything is run, and
+stay as it was.
 """
 
 import os
@@ -79,7 +79,7 @@ WRITERS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "toy-0123456789.json": (require_history, "is {kind}, and only regular .* --reports=FOLDER"),
 }
-"""By the file that each would write, and how it is refused."""
+"""Each writer and its refusal, by the file that it would write."""
 
 
 @EACH
@@ -105,7 +105,7 @@ def test_what_is_no_file_is_not_written_to(
 
 
 def test_a_link_in_the_place_of_a_journal_is_not_followed(tmp_path: Path) -> None:
-    """In a folder that others write to it could be of any file of ours, which would be emptied."""
+    """In a folder open to others, it could link to any file of ours, which would be emptied."""
     victim = tmp_path / "victim"
     victim.write_text("kept")
     (tmp_path / "report.json.journal").symlink_to(victim)

@@ -1,4 +1,4 @@
-"""Findings of weights by what is special about them."""
+"""Findings of weights, made from their special fields."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.conformance.reports import TOLERANCE
 
 
 def found(verdict: Verdict = Verdict.CONFORMS, **fields: Any) -> Finding:
-    """A finding of weights, or of what the fields of its id say."""
+    """A finding of weights, unless the fields of its id say otherwise."""
     named = {name: fields.pop(name) for name in FindingId._fields if name in fields}
     identity = FindingId(Check.WEIGHTS, None, Mode.TOKEN_MEAN, "a", Layout())._replace(**named)
     return Finding(id=str(identity), verdict=verdict, **{"tolerance": TOLERANCE} | fields)

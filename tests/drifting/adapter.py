@@ -17,7 +17,7 @@ from tests.drifting import framework
 
 
 class Bridge:
-    """A stub of what loads a model."""
+    """A stub of a bridge, which loads a model."""
 
 
 class Model(torch.nn.Module):
@@ -124,7 +124,7 @@ class DriftingAdapter(NativeAdapter):
 
 
 class DriftingInOneMode(DriftingAdapter):
-    """Only the steps of `token_mean` need what is new."""
+    """Only the steps of `token_mean` need a new attribute."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if job.aggregation.mode != "token_mean":
@@ -141,7 +141,7 @@ class Refusing(DriftingAdapter):
 
 
 class RefusingOnOneRank(Refusing):
-    """The other ranks wait for it."""
+    """Refuses on one rank, for which the other ranks wait."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if rank.index:

@@ -17,7 +17,7 @@ class Actor:
         self.mesh = torch.distributed.device_mesh.init_device_mesh("cuda", (1,))
 
     def size(self) -> int:
-        """Need what the constructor sets."""
+        """Need an attribute that the constructor sets."""
         return int(self.mesh.size())
 
     def rank(self) -> object:
@@ -26,7 +26,7 @@ class Actor:
 
 
 def read_new_attribute(bridge: Any) -> object:
-    """Read what the bridge of a later release has."""
+    """Read an attribute that only the bridge of a later release has."""
     return bridge.TransformerConfigClass
 
 
@@ -41,7 +41,7 @@ def call_module(module: torch.nn.Module) -> object:
 
 
 def import_new_package() -> None:
-    """Import what a later release depends on."""
+    """Import a package that a later release depends on."""
     import werkzeug_of_a_later_release  # type: ignore[import-not-found] # noqa: F401
 
 
@@ -83,17 +83,17 @@ def call(callback: Callable[[], object]) -> object:
 
 
 def setup(losses: int) -> int:
-    """Take what was added later; adapters replace it."""
+    """Take an argument that was added later; adapters replace this function."""
     return losses
 
 
 def call_setup() -> object:
-    """Pass what was added later."""
+    """Pass an argument that was added later."""
     return setup(losses=1)
 
 
 def import_megatron() -> None:
-    """Import what an optional dependency has, where it is not installed."""
+    """Import a name of an optional dependency that is not installed."""
     raise ModuleNotFoundError("No module named 'megatron'", name="megatron")
 
 

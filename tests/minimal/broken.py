@@ -1,4 +1,4 @@
-"""Adapters with one defect each, named after it; `MinimalAdapter` is what they would be without."""
+"""Adapters with one defect each, named after it; without it they would be `MinimalAdapter`."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class ListingALayoutOfOtherVersions(MinimalAdapter):
 
 
 class HavingALossOfOneMode(NativeAdapter):
-    """This framework has CISPO in one mode alone, which is not the first."""
+    """This framework has CISPO in only one mode, which is not the first."""
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout(micro_batches=2)]
@@ -76,7 +76,7 @@ class NamingNoMode(HavingTokenMeanAlone):
 
 
 class ComputingNoAdvantages(NamingNoMode):
-    """Neither has it the mode in which advantages would be looked at."""
+    """It also lacks the mode in which advantages would be checked."""
 
     def describe(self) -> Description:
         return replace(super().describe(), objectives=frozenset({Objective.POLICY}))

@@ -65,7 +65,7 @@ def killers(trials: Sequence[Trial]) -> set[str]:
 
 
 def _killers(trials: Sequence[Trial]) -> str:
-    """The cases that kill, or those that do not if these are fewer."""
+    """The cases that kill, or "all but" the cases that do not, if there are few of them."""
     tried = list(dict.fromkeys(trial.case for trial in trials))
     killing = [case for case in tried if case in killers(trials)]
     sparing = [case for case in tried if case not in killing]

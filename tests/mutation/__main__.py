@@ -1,7 +1,7 @@
 """Mutates the oracle and the judge, and says which mutants the tests let live.
 
-It works in a copy of the project, in which properties are written so that mutmut, which leaves
-decorated functions alone, mutates them like any other: ``size = property(_size)``.
+It works in a copy of the project, in which properties are rewritten so that mutmut, which does not
+mutate decorated functions, mutates them too: ``size = property(_size)``.
 """
 
 import ast

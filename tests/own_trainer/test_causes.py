@@ -1,4 +1,4 @@
-"""One mistake is one cause, has the name of what it is, and its line comes first."""
+"""One mistake is one cause with the right name, and its line comes first."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Trainers that make advantages of rewards themselves, stated or not."""
+"""Trainers that compute advantages from rewards themselves, whether that is stated or not."""
 
 import pytest
 import torch

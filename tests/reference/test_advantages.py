@@ -116,10 +116,10 @@ def test_reward_is_at_the_last_token_of_the_set() -> None:
 @pytest.mark.parametrize(
     ("conventions", "mean", "variance"),
     [
-        # Of 1, 3, 1, 1 and 2: deviations -0.6, 1.4, -0.6, -0.6, 0.4.
+        # The numbers are 1, 3, 1, 1 and 2, with deviations of -0.6, 1.4, -0.6, -0.6 and 0.4.
         (EstimatorConventions(), 1.6, 3.2 / 4),
         (EstimatorConventions(lost_degrees_of_freedom=0), 1.6, 3.2 / 5),
-        # Of 1, 2, 3, 1, 1 and 2.
+        # The numbers are 1, 2, 3, 1, 1 and 2.
         (ALL_TOKENS, 10 / 6, (3 * (4 / 6) ** 2 + 2 * (2 / 6) ** 2 + (8 / 6) ** 2) / 5),
     ],
 )
@@ -159,7 +159,7 @@ FIRST = np.array([0, 1, 2, 4, 5, 6, 7])
 @pytest.mark.parametrize(
     ("conventions", "expected"),
     [
-        # Of 1, 4, 2, 3 and 5: 3.
+        # The mean of 1, 4, 2, 3 and 5 is 3.
         (EstimatorConventions(), [-2, 1, -1, 0, 2, 0, 0]),
         (EstimatorConventions(lone=Lone.REWARD), [-2, 1, -1, 0, 2, 8, 7]),
         # The second sample of the rollout has two active tokens, and its last one a reward of 3.
@@ -168,7 +168,7 @@ FIRST = np.array([0, 1, 2, 4, 5, 6, 7])
             [Fraction(-5, 3), *[Fraction(-2, 3)] * 3, Fraction(7, 3), 0, 0],
         ),
         (EstimatorConventions(compared=Compared.LAST_SAMPLES), [-2, 0, 0, 0, 2, 0, 0]),
-        # Of 1, 4, 2 and 3, and with a 0.
+        # The rewards are 1, 4, 2 and 3, without a 0 and with one.
         (
             EstimatorConventions(rejected=Rejected.EXCLUDED),
             [
@@ -195,10 +195,10 @@ def test_rewards_are_compared_by_conventions(
 @pytest.mark.parametrize(
     ("estimator", "missing", "expected"),
     [
-        # Of 1, 3 and 5: 3. The second prompt has one reward, and the third none.
+        # The mean of 1, 3 and 5 is 3. The second prompt has one reward, and the third none.
         (advantages.group_centred, Missing.EXCLUDED, [-2, 0, 0, 0, 2, 0, 0]),
         (advantages.leave_one_out, Missing.EXCLUDED, [-3, 0, 0, 0, 3, 0, 0]),
-        # Of 1, 0, 0, 3 and 5: 9/5; the others of 1 are 0, 0, 3 and 5.
+        # The mean of 1, 0, 0, 3 and 5 is 9/5; the rewards other than 1 are 0, 0, 3 and 5.
         (
             advantages.group_centred,
             Missing.ZERO,

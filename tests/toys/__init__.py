@@ -12,7 +12,7 @@ TOYS = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Edit:
-    """One place of the toy's text, and what is to stand there instead."""
+    """One place in the toy's text, and its replacement."""
 
     file: str
     old: str

@@ -331,7 +331,7 @@ def calculate_log_probs_and_entropy(
     logits: torch.Tensor, tokens: torch.Tensor, tp_group: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The outputs of a policy that knows one token, which has no entropy."""
-    if not len(tokens):  # Megatron's kernel cannot do nothing
+    if not len(tokens):  # Megatron's kernel accepts no empty tensor
         empty = logits.sum(dim=-1, keepdim=True)
         return empty, empty
     losses = fused_vocab_parallel_cross_entropy(logits[:, None].clone(), tokens[:, None], tp_group)

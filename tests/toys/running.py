@@ -19,7 +19,8 @@ def find(
 ) -> list[Finding]:
     """The findings of a run of the adapter on a checkout.
 
-    It is without laws, which SkyRL's are enough for, and without lines, which tests of traces are.
+    Laws are left out, since runs of SkyRL test them, and so are suspected lines, which the tests of
+    traces cover.
     """
     chosen = [f"--layout={layout}" for layout in layouts]
     selected = ("-k", f"({subjects}) and ({cases}) and not laws")

@@ -31,7 +31,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def validate(args: Namespace) -> None:
-    """All but the policy loss is a mean over samples, which is not mixed with one over tokens."""
+    """All terms but the policy loss are means over samples, which exclude a mean over tokens."""
     if args.calculate_per_token_loss and (args.entropy_coef or args.kl_loss_coef):
         raise ValueError("--entropy-coef and --kl-loss-coef are for means over samples")
 

@@ -49,7 +49,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         return logged.item()
 
     def ranks_alike(self, rows: Rows) -> None:
-        """The mean of a rank is right, but not its share; a wrong mean would make this good."""
+        """The mean of a rank is right, its share is wrong; a wrong mean would compensate."""
         own = rows["mask"].sum()
         mean = self.losses(rows).sum() / own
         share = self.tokens(rows) / dist.get_world_size()

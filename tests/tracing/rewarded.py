@@ -1,4 +1,4 @@
-"""A trainer that makes advantages of rewards, rightly and wrongly. A trace must find the line.
+"""A trainer that computes advantages from rewards, rightly and wrongly. A trace must find the line.
 
 The text of a job's divisor names the way, such as ``merged``.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class RewardedAdapter(MinimalAdapter):
-    """Gives its trainer advantages that it makes of rewards, in the way of its job."""
+    """Gives its trainer advantages that it computes from rewards, in the way of its job."""
 
     name = "rewarded"
     way = "right"

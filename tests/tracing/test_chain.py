@@ -38,7 +38,7 @@ def traced() -> Iterator[Traced]:
 
 
 def factors(found: Chain) -> list[tuple[float, str]]:
-    """Each factor other than 1, with the function that asked for it."""
+    """Each factor other than 1, with the function that called it."""
     return [
         (round(one.value, 6), line.function)
         for one in found.factors

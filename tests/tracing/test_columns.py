@@ -80,7 +80,7 @@ def _cell(check: str) -> MatrixCell:
 
 
 class GivenTwice(NativeAdapter):
-    """Is given twice the returns, as a critic that trains half of the squared error is."""
+    """Gets twice the returns, like a critic that trains half of the squared error."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         twice = property(lambda batch: batch.raw_advantages)

@@ -53,7 +53,7 @@ def computed(one, other, mask, rows, place, low=0.0, high=1.0):
 
 
 def edited(text: str) -> dict[str, str]:
-    """The texts that may have been meant, by their words."""
+    """The edited texts that may have been meant, by the words that describe them."""
     [unit] = units(ast.parse(text).body[0], 1)
     several = (sort("", unit, KINDS) for sort in SORTS)
     return {one.words: one.edit.text for each in several for one in each}

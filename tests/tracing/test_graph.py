@@ -12,5 +12,5 @@ from conformance.tracing.graph import is_of_count
     [(3.0, True), (0.5, True), (0.3, False), (math.nan, False), (math.inf, False)],
 )
 def test_a_factor_of_a_count_is_a_whole_number_or_one_over_it(factor: float, is_one: bool) -> None:
-    """A loss that is not finite, as of a sample without tokens, ended all traces of a run."""
+    """A loss that is not finite, such as that of a sample without tokens, once ended all traces."""
     assert is_of_count(factor) is is_one

@@ -22,7 +22,7 @@ from conformance.ranks.pool import RankPool
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing.edits.search import edited_lines
 from conformance.tracing.finding import traced_job
-from conformance.tracing.proof import MOST_EDITED, Prover, candidates
+from conformance.tracing.proof import Prover, candidates
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob, tokens_of_steps
 from conformance.tracing.tracer import most_wrong
@@ -90,9 +90,7 @@ def traced(cell: OfWay, jobs: SharedJobs) -> Trace:
     return Trace.of(cell.way, found, None, None)
 
 
-def told(
-    of_cause: list[OfWay], jobs: SharedJobs, most_edited: int = MOST_EDITED
-) -> list[tuple[str, str]]:
+def told(of_cause: list[OfWay], jobs: SharedJobs, most_edited: int = 400) -> list[tuple[str, str]]:
     """The lines of a cause after its proofs, each with what is said of it."""
     found = Prover(jobs, most_edited).proven(traced(of_cause[0], jobs), of_cause)
     return [(linecache.getline(one.line.file, one.line.number), one.why) for one in found]
@@ -148,7 +146,7 @@ def test_the_line_is_proven_with_which_all_findings_conform(
 def test_a_wrong_advantage_that_no_edit_mends_is_not_proven(
     jobs_of_rewards: SharedJobs, way: str
 ) -> None:
-    """Whoever hands a group to a function has chosen it."""
+    """The line that passes a group to a function has chosen the group."""
     objective = {"merged": Objective.GROUP_CENTRED, "of_a_rank": Objective.GROUP_WHITENED}[way]
     [(line, _), *_] = of_lines = told(wrong(way, jobs_of_rewards, objective), jobs_of_rewards)
 
@@ -269,7 +267,7 @@ def test_ranks_that_reduce_more_numbers_or_fewer_have_no_sum(jobs_of_rewards: Sh
 def test_a_step_that_no_judge_expects_proves_nothing(
     jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one whose tokens are in other forward passes than the framework's."""
+    """One example is a step whose tokens are in other forward passes than the framework's."""
     cell = wrong("of_a_rank", jobs)[0]
     trials = Prover(jobs).trials
     run, one = trials.ordinary(cell), candidates(traced(cell, jobs))[0]

@@ -1,4 +1,4 @@
-"""Operations that the recorder takes down, and others that it does not."""
+"""Operations that the recorder records, and others that it does not."""
 
 import linecache
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def test_no_mode_of_functions_sees_what_the_recorder_reads() -> None:
 
 
 def test_a_tensor_of_numbers_is_made_where_torch_is_given_them() -> None:
-    """Whoever reads it first does not make it, and one of other tensors is made of these."""
+    """The first line that reads it does not make it, and a tensor of tensors is made of these."""
     recorder = Recorder(lambda module: module != __name__)
 
     with recorder:

@@ -1,4 +1,4 @@
-"""The line that makes a weight wrong is among those to look at."""
+"""The line that makes a weight wrong is among the suspects."""
 
 import linecache
 from collections.abc import Iterator

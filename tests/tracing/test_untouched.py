@@ -49,7 +49,7 @@ ENGINES = [
 
 @dataclass(frozen=True)
 class Painting:
-    """An adapter's ``observe``, with one token alone that has an advantage in every job."""
+    """An adapter's ``observe``, with only one token that has an advantage in every job."""
 
     adapter: Adapter
 

@@ -7,7 +7,7 @@ Some mutants have no line that a trace could find. `TruncatedByZip`, `LastMicroB
 operation of torch sees them; `SequenceRatioPerSlice` has a method that does nothing. Mistakes that
 need several terms in one loss, such as `DivergenceOnEveryMicroBatch` and `EntropyLeftOutTogether`,
 are not seen in a trace, where terms are trained alone. Advantages are left out: `native` computes
-them of Python's floats, which no tensor has.
+them from Python floats, which no tensor holds.
 """
 
 import inspect
@@ -31,7 +31,7 @@ from tests.mutants.kills import cells_of
 from tests.mutants.mutant import LARGEST, Mutant, MutantAdapter, MutantJob
 
 MOST_TRIED = 20
-"""Findings of a mutant on the most ranks that are looked at until one is wrong."""
+"""The most findings of a mutant, on the most ranks, that are tried until one is wrong."""
 
 
 def place(mutant: type[Mutant], pool: RankPool) -> int | None:

@@ -177,7 +177,8 @@ def values_of_others(
 ) -> Iterator[tuple[str, Values, tuple[str, ...]]]:
     """Yield the mistake, its advantages, [tokens], and the names of mistakes made together with it.
 
-    ``observed`` are advantages, NaN where they cannot be seen. The yielded ones may not fit them.
+    ``observed`` are advantages, NaN where they cannot be seen. The yielded advantages may not fit
+    the observed ones.
     """
     rollouts = estimate.rollouts
     in_order = np.arange(len(rollouts.rewards))

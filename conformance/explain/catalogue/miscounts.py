@@ -162,7 +162,7 @@ def other_units(context: StepContext) -> Iterator[Prediction]:
 
 
 def filling_rows(context: StepContext) -> Iterator[Prediction]:
-    """Counts as samples the rows that pad a step to a multiple of its ranks."""
+    """Counts rows that pad a step to a multiple of its ranks as samples."""
     if context.mode not in (Mode.SAMPLE_MEAN, Mode.CONSTANT):
         return
     layout, size = context.layout, context.step.size
@@ -229,7 +229,7 @@ def rounded_shares(context: StepContext) -> Iterator[Prediction]:
     """Rounds down each context-parallel rank's share of a micro-batch's tokens.
 
     A framework may multiply a loss by all tokens of sequences and divide it by the counted tokens.
-    This changes the loss only if the tokens are no multiple of the ranks.
+    This changes the loss only if the tokens are not a multiple of the ranks.
     """
     cp, placement = context.layout.cp, context.placement
     if placement is None:

@@ -192,9 +192,10 @@ def slices_without_first(
     """Leaves out the first token of each slice, as if rows were sliced before shifting targets.
 
     It is known where slices begin within a response. Whether a slice begins with the last token of
-    a response is unknown. If weights are ``observed``, the tokens that weigh nothing show it; the
-    second array has tokens that would weigh nothing in any case. For a sum, both are tried for each
-    of a few slices, and a right sum does not show that the mistake is absent.
+    a response is unknown. If weights are ``observed``, the tokens that weigh nothing show where
+    slices begin; the second array has tokens that would weigh nothing in any case. For a sum, both
+    possibilities are tried for each of a few slices, and a right sum does not show that the mistake
+    is absent.
     """
     if (firsts := _Firsts.of(context)) is None:
         return
@@ -259,7 +260,7 @@ class _Firsts:
         return cls(surely=surely, perhaps=perhaps, alone=alone, slices=slices)
 
     def are(self, gone: NDArray[np.bool_], active: NDArray[np.bool_]) -> bool:
-        """Whether the lost active tokens are exactly such as begin slices, and are not all tokens.
+        """Whether the lost active tokens are exactly those that begin slices, and not all tokens.
 
         If no lost token surely begins a slice, each slice may have lost at most one token.
         """

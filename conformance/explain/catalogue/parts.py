@@ -242,7 +242,7 @@ def _averaged_by_tokens(context: StepContext, part: _Part) -> Iterator[Predictio
 
 
 def carried_over(context: StepContext) -> Iterator[Prediction]:
-    """Starts a step with leftover micro-batches of a short batch, and lacks its own last ones.
+    """Starts a step with the leftover micro-batches of a short batch, and drops its own last ones.
 
     The short batch has one micro-batch per rank, made of the first samples, with a mean of its own.
     """

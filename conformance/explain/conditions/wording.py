@@ -163,8 +163,8 @@ def _part(fact: str) -> str:
 def _typed(part: str, chosen_by: Mapping[str, Sequence[str]]) -> str:
     """The options of a part, if they choose nothing else; otherwise empty.
 
-    Modes, layout options and formats always have their options. A policy loss or estimator has none
-    if another one needs the same options, since the options then do not identify it.
+    Modes, layout options and formats always have their options. A policy loss or estimator has no
+    options here if another one needs the same options, since these then do not identify it.
     """
     options = chosen_by.get(part, ())
     others = (chosen for other, chosen in chosen_by.items() if other != part)

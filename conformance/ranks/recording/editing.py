@@ -61,7 +61,7 @@ def _compiled(edit: Edit) -> CodeType:
 
 
 def _reduce(outer: ast.Module | ast.ClassDef, line: int) -> None:
-    """Leave out what does not contain a line, as compiling it would take most of a run's time."""
+    """Leave out code without a line, as compiling it would take most of a run's time."""
     inside = [
         node
         for node in outer.body
@@ -129,7 +129,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 _known: dict[str, list[FunctionType]] = {}
-"""The functions of each file, as found by the first search that found any."""
+"""The functions of each file, kept once a search has found some."""
 
 
 def _functions(file: str) -> list[FunctionType]:

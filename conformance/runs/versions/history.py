@@ -216,5 +216,5 @@ def last_words(output: str) -> str:
     """
     lines = [line.strip("!= \t").removeprefix(EXIT) for line in output.splitlines()]
     reasons = [line.removeprefix(ERROR) for line in lines if line.startswith(ERROR)]
-    said = [line for line in lines if line] or ["the run ended without a word"]
+    said = [line for line in lines if line] or ["the run ended without any output"]
     return [*said, *reasons][-1]

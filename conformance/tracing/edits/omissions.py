@@ -1,4 +1,4 @@
-"""Edits that leave out an operation, an argument or a whole statement."""
+"""Edits that leave out an operation, an argument, parentheses or a whole statement."""
 
 from __future__ import annotations
 
@@ -39,8 +39,14 @@ OPTIONAL = ("group", "mask", "max", "min", "op", "reduction", "weights")
 
 
 def leaving_out(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits that leave out an operation, an argument or the whole statement."""
-    for found in (*map(_left_out, parts(unit)), _nothing(unit), _decided(unit)):
+    """Yield edits that leave out an operation, an argument, parentheses or the whole statement."""
+    several = [*parts(unit)]
+    for found in (
+        *map(_left_out, several),
+        _nothing(unit),
+        _decided(unit),
+        *map(_regrouped, several),
+    ):
         yield from each(file, unit, found)
 
 
@@ -78,6 +84,19 @@ def _decided(unit: Unit) -> Iterator[Other]:
         yield unit, ast.UnaryOp(ast.Not(), unit), "with the opposite condition"
         yield unit, ast.Constant(True), "with a condition that always holds"
         yield unit, ast.Constant(False), "with a condition that never holds"
+
+
+def _regrouped(node: ast.AST) -> Iterator[Other]:
+    """Yield edits of ``a - b / c`` to ``(a - b) / c``, and the reverse."""
+    if not isinstance(node, ast.BinOp):
+        return
+    left, right, words = node.left, node.right, "with other parentheses"
+    if isinstance(right, ast.BinOp):
+        inner = ast.BinOp(left, node.op, right.left)
+        yield node, ast.BinOp(inner, right.op, right.right), words
+    if isinstance(left, ast.BinOp):
+        inner = ast.BinOp(left.right, node.op, right)
+        yield node, ast.BinOp(left.left, left.op, inner), words
 
 
 def _is_optional(keyword: ast.keyword) -> bool:

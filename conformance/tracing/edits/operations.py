@@ -102,9 +102,7 @@ def _operated(node: ast.AST) -> Iterator[Other]:
 
 def _nested(node: ast.AST) -> Iterator[Other]:
     """Yield edits that apply two operations in another order, or choose the other value."""
-    if isinstance(node, ast.BinOp):
-        yield from _regrouped(node)
-    elif isinstance(node, ast.BoolOp):
+    if isinstance(node, ast.BoolOp):
         operator = ast.Or() if isinstance(node.op, ast.And) else ast.And()
         words = f"with {SIGNS[type(operator)]} instead of {SIGNS[type(node.op)]}"
         yield node, copied(node, op=operator), words
@@ -117,17 +115,6 @@ def _nested(node: ast.AST) -> Iterator[Other]:
             condition, one, other = node.args
             swapped = copied(node, args=[condition, other, one])
             yield node, swapped, "with the values of where swapped"
-
-
-def _regrouped(node: ast.BinOp) -> Iterator[Other]:
-    """Yield edits of ``a - b / c`` to ``(a - b) / c``, and the reverse."""
-    left, right, words = node.left, node.right, "with other parentheses"
-    if isinstance(right, ast.BinOp):
-        inner = ast.BinOp(left, node.op, right.left)
-        yield node, ast.BinOp(inner, right.op, right.right), words
-    if isinstance(left, ast.BinOp):
-        inner = ast.BinOp(left.right, node.op, right)
-        yield node, ast.BinOp(left.left, left.op, inner), words
 
 
 def _operand(call: ast.Call) -> ast.expr | None:

@@ -81,7 +81,7 @@ def _as_mean(node: ast.expr) -> ast.Call | None:
 
 
 def _summed(quotient: ast.BinOp, constant: int | None = None) -> str | None:
-    """A quotient of sums whose sums are over another dimension, or over all; None if of no sums."""
+    """A quotient of sums, with sums over another dimension or over all; None without sums."""
     sums = [
         one
         for one in ast.walk(quotient)

@@ -52,8 +52,8 @@ class Statement(NamedTuple):
 
 
 BY_NAME = 4
-"""The distance between a line and another that assigns a variable, or is in a function, that the
-line uses, without calling an operation."""
+"""The distance between a line and a line of plain Python that it uses: one that assigns a variable
+it reads, or one in a function it calls."""
 
 FAR = 20
 """The distance of operations that are only on the way of a token whose value is lost; others are
@@ -197,10 +197,10 @@ def _plain(
 ) -> dict[Line, Place]:
     """The lines of plain Python that the found lines depend on, or that use what they read.
 
-    These are the lines that assign what a found line reads, and those of a function that it calls
-    and that calls no operation itself. ``multiplying`` are the numbers that lines compute with,
-    which are as far away as an operand. The lines in ``reading`` read a logged number, so lines
-    that use their results follow.
+    These are the lines that assign a variable which a found line reads, and the lines of a function
+    which it calls and which calls no operation itself. ``multiplying`` are the numbers that lines
+    compute with, which are as far away as an operand. The lines in ``reading`` read a logged number
+    of a tensor, so lines that use their results follow.
     """
     several: dict[Line, Place] = {}
     counter = count()
@@ -235,7 +235,7 @@ def _plain(
 
 
 def _functions(found: Iterable[Line]) -> dict[str, list[Line]]:
-    """The lines of the functions, by name, that are in the files of found lines without having any.
+    """The lines of functions, by name, that are in the files of found lines and have no found line.
 
     The last line comes first, as it is nearest to the result.
     """

@@ -132,7 +132,7 @@ class Blame:
                 yield from self._at(tensors[0], says, one.depth + 1, words)
 
     def _of_factors(self) -> Iterator[_Blamed]:
-        """Yield the lines of factors that equal the weight's error, or are 1 but had to be it."""
+        """Yield the lines that multiply by the weight's error, or by 1 if a factor is missing."""
         off, right = self.weight.off, self.weight.right
         for depth, factor in enumerate(self.weight.factors if off else ()):
             operation = self.weight.operation(factor.node)

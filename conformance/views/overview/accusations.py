@@ -126,7 +126,7 @@ class Accusation:
 def accusations(newest: Sequence[CommittedReport]) -> list[Accusation]:
     """Returns the mistakes of the newest versions, the worst over all frameworks first.
 
-    Advice and deliberate behaviour are no mistakes.
+    Advice and deliberate behaviour are not mistakes.
     """
     groups: dict[tuple[str, object], list[Shown]] = defaultdict(list)
     for shown in _shown(newest):

@@ -54,15 +54,15 @@ KNOWN_CHECKS = tuple(f"`{name}`" for name in (*Check, *(spec.slug for spec in CH
 HEAD = """\
 # Options and the checks that cover them
 
-Which options of each framework touch the way from rewards to the gradient, and what looks at each.
-A check in the last column runs the framework with the option in use; if no check does, the column
+The options of each framework that affect the way from rewards to the gradient, and their checks. A
+check in the last column runs the framework with the option in use; if no check does, the column
 says why. Parts of layouts are called as in their names, such as
 `dp2-cp1-mb2-thd`, where `mb` is a number of micro-batches. Options are those of the versions of the
 newest [committed reports](../reports/README.md). `python -m conformance.views.overview` writes this
 page.
 
-"Advantages are given" means that adapters put in advantages of their own, which weights are read
-by. Only the check `advantages` has the framework compute them, from rewards.
+"Advantages are given" means that adapters supply advantages of their own, by which weights are
+read. Only in the check `advantages` does the framework compute them, from rewards.
 """
 
 

@@ -194,7 +194,7 @@ def _complete_before(rows: Sequence[Row]) -> Iterator[Report | None]:
 
 
 def _change(change: CauseChange) -> str:
-    """Returns a cause's fate, unless it is the same, and its name."""
+    """Returns a cause's name, after its fate unless the cause is unchanged."""
     name, *before = [_name(one) for one in (change.new, change.old) if one is not None]
     if change.fate is Fate.SAME:
         return name
