@@ -22,7 +22,7 @@ from conformance.ranks.pool import RankPool
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing.edits.search import edited_lines
 from conformance.tracing.finding import traced_job
-from conformance.tracing.proof import Prover, candidates
+from conformance.tracing.proof import MOST_EDITED, Prover, candidates
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob, tokens_of_steps
 from conformance.tracing.tracer import most_wrong
@@ -90,7 +90,13 @@ def traced(cell: OfWay, jobs: SharedJobs) -> Trace:
     return Trace.of(cell.way, found, None, None)
 
 
-def told(of_cause: list[OfWay], jobs: SharedJobs, most_edited: int = 400) -> list[tuple[str, str]]:
+FEW = 150
+"""The most edits that are tried for a mistake which no edit undoes."""
+
+
+def told(
+    of_cause: list[OfWay], jobs: SharedJobs, most_edited: int = MOST_EDITED
+) -> list[tuple[str, str]]:
     """The lines of a cause after its proofs, each with what is said of it."""
     found = Prover(jobs, most_edited).proven(traced(of_cause[0], jobs), of_cause)
     return [(linecache.getline(one.line.file, one.line.number), one.why) for one in found]
@@ -148,7 +154,7 @@ def test_a_wrong_advantage_that_no_edit_mends_is_not_proven(
 ) -> None:
     """The line that passes a group to a function has chosen the group."""
     objective = {"merged": Objective.GROUP_CENTRED, "of_a_rank": Objective.GROUP_WHITENED}[way]
-    [(line, _), *_] = of_lines = told(wrong(way, jobs_of_rewards, objective), jobs_of_rewards)
+    [(line, _), *_] = of_lines = told(wrong(way, jobs_of_rewards, objective), jobs_of_rewards, FEW)
 
     assert {"merged": "rewards.mean()", "of_a_rank": "dist.new_group([rank])"}[way] in line
     assert not any("conform" in why for _, why in of_lines)
@@ -192,7 +198,7 @@ def test_a_factor_is_suspected_where_it_is_made_and_not_used(jobs: SharedJobs) -
 
 
 def test_nothing_is_proven_where_no_right_count_is_needed(jobs: SharedJobs) -> None:
-    assert not any("conform" in why for _, why in told(wrong("rows_alike", jobs), jobs))
+    assert not any("conform" in why for _, why in told(wrong("rows_alike", jobs), jobs, FEW))
 
 
 @pytest.mark.parametrize(
@@ -239,7 +245,7 @@ def test_a_mistake_that_several_lines_could_undo_is_proven_of_none(
 
 
 def test_two_mistakes_that_no_single_edit_undoes_are_not_proven(jobs: SharedJobs) -> None:
-    of_lines = told(wrong("without_rows_at_either_end", jobs), jobs)
+    of_lines = told(wrong("without_rows_at_either_end", jobs), jobs, FEW)
 
     assert not any("conform" in why for _, why in of_lines)
 
