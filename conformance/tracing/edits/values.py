@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 WORD = re.compile(r"[a-z]{3,}")
 
+HOLDER = re.compile(r"[^.\[]*$")
+"""The last name of a value, after the names of the objects that have it."""
+
 ROOTS = {"self", "args", "config", "cfg"}
 """Words in names of values that do not describe the value."""
 
@@ -90,6 +93,8 @@ def _may_be_meant(one: str, text: str, kinds: Kinds) -> bool:
 
 
 def _is_alike(one: str, other: str) -> bool:
-    """Whether the names of two values share a word."""
-    words, others = (set(WORD.findall(each.lower())) for each in (one, other))
+    """Whether the names of two values share a word, apart from the object that has both."""
+    holders = {HOLDER.sub("", each) for each in (one, other)}
+    shared = holders.pop() if len(holders) == 1 else ""
+    words, others = (set(WORD.findall(each.removeprefix(shared).lower())) for each in (one, other))
     return not words.isdisjoint(others - ROOTS)
