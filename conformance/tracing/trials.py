@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job, Observation
     from adapters.contract.job import Edit, Replacement
+    from conformance.expected.step_context import StepContext
     from conformance.plan.matrix import MatrixCell
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed
@@ -61,12 +62,28 @@ class Trials:
             self._ordinary[cell.job_id] = None
             if isinstance(outcome, Ran):
                 ran = outcome.observations
-                steps = range(len(job.steps))
-                contexts = [step_context(job, index, ran, self.jobs.description) for index in steps]
-                found = OrdinaryRun(cell, tuple(contexts), ran, self.weights(cell, ran))
+                found = OrdinaryRun(cell, self._contexts(job, ran), ran, self.weights(cell, ran))
                 self._ordinary[cell.job_id] = found
         kept = self._ordinary[cell.job_id]
         return None if kept is None else replace(kept, cell=cell)
+
+    def _contexts(self, job: Job, ran: Sequence[Observation]) -> tuple[StepContext, ...]:
+        """The contexts of a job's steps, as they were cut in a run."""
+        steps = range(len(job.steps))
+        return tuple(step_context(job, index, ran, self.jobs.description) for index in steps)
+
+    def _is_cut_alike(self, run: OrdinaryRun, ran: Sequence[Observation]) -> bool:
+        """Whether a run has each token on the ranks, and in the forward passes, of the unchanged.
+
+        If not, a finding may conform because the step no longer has what is wrongly handled. Where
+        the unchanged run lacks tokens, they may be what a change brings back.
+        """
+        cuts = (
+            [one.forward_pass_of_token for one in pair]
+            for pair in zip(run.contexts, self._contexts(run.cell.job, ran), strict=True)
+            if pair[0].placement is not None
+        )
+        return all(np.array_equal(*cut) for cut in cuts)  # type: ignore[arg-type]
 
     def _run(self, job: Job) -> Ran | Declined | Crashed:
         if time.monotonic() > self.until:
@@ -101,7 +118,8 @@ class Trials:
         try:
             if isinstance(outcome, Ran):
                 weights = self.weights(run.cell, outcome.observations)
-                if not np.isfinite(weights).all():
+                is_cut_alike = self._is_cut_alike(run, outcome.observations)
+                if not (np.isfinite(weights).all() and is_cut_alike):
                     return False
             judged = judge_outcome(run.cell, outcome, self.jobs)
         except NOT_JUDGED:
