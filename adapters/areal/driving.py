@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from reference.arrays import Integers
+
 
 class ArealAdapter(Adapter):
     """Drives inclusionAI/AReaL."""
@@ -235,7 +237,7 @@ class ArealRollouts:
 
 
 def _together(
-    trajectories: Sequence[dict[str, torch.Tensor]], groups: NDArray[np.int64]
+    trajectories: Sequence[dict[str, torch.Tensor]], groups: Integers
 ) -> list[dict[str, torch.Tensor]]:
     """The samples of each prompt as one trajectory, as AReaL's workflows return them."""
     concatenated = module("utils.data").concat_padded_tensors

@@ -17,9 +17,8 @@ from reference.aggregation import Mode
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from adapters.contract import Framework, Job, Settings
+    from reference.arrays import Integers
     from reference.step import Step
 
 
@@ -31,7 +30,7 @@ def budget(job: Job) -> int:
     return max(rank_budget(job), longest * 5 // 4)
 
 
-def _tokens_of_prompts(step: Step) -> NDArray[np.int64]:
+def _tokens_of_prompts(step: Step) -> Integers:
     """The number of tokens of all samples of each prompt."""
     prompts, prompt = np.unique(step.groups, return_inverse=True)
     tokens = np.zeros(len(prompts), np.int64)

@@ -17,7 +17,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.toolkit.settings import gives_advantages, rollouts_per_prompt, samples_per_step
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from reference.arrays import Integers
 
 
 COMPARED = 2
@@ -97,7 +97,7 @@ class Generated:
         masks_truncated = Option.MASKED_TRUNCATION in self.job.layout.options
         return masks_truncated and not self.batch.original_masks[sample].any()
 
-    def generated_mask(self, sample: int) -> NDArray[np.int64]:
+    def generated_mask(self, sample: int) -> Integers:
         """Mask of the tokens that the policy generated itself: all tokens of a truncated sample."""
         return (self.batch.original_masks[sample] | self.is_truncated(sample)).astype(np.int64)
 

@@ -14,7 +14,7 @@ from adapters.toolkit.settings import dealt, gives_advantages, longest, shares, 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
+    from reference.arrays import Integers
 
 
 ATTEMPTS = 50
@@ -55,7 +55,7 @@ def packing_of(job: Job) -> Packing:
     raise Unsupported(f"no pack_length cuts the samples into {layout}")
 
 
-def _lengths(job: Job) -> NDArray[np.int64]:
+def _lengths(job: Job) -> Integers:
     """The number of tokens of each sample, including its prompt."""
     return np.concatenate([step.prompt_lengths + step.response_lengths for step in job.steps])
 
@@ -74,9 +74,7 @@ def _orders(job: Job) -> Iterator[list[list[int]]]:
         yield [samples.tolist() for samples in orders]
 
 
-def _rows(
-    lengths: NDArray[np.int64], samples: list[int], length: int, ranks: int
-) -> list[list[int]]:
+def _rows(lengths: Integers, samples: list[int], length: int, ranks: int) -> list[list[int]]:
     """The samples of each row, as `pack_sequences` fills rows for ranks."""
     room = min(length, int(lengths[samples].sum()) // ranks) if ranks > 1 else length
     rows, filled = list[list[int]](), 0

@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from reference.arrays import Integers, Values
     from reference.step import Step
 
 _Seen = TypeVar("_Seen")
@@ -61,7 +60,7 @@ def trained_model(job: Job, policy: str) -> str:
     return "critic" if job.objective in OF_CRITIC else policy
 
 
-def given_values(batch: ProbedBatch) -> list[NDArray[np.float64]]:
+def given_values(batch: ProbedBatch) -> list[Values]:
     """A critic's values of response tokens before training, by sample."""
     return batch.values if batch.objective in OF_VALUES else batch.old_values
 
@@ -76,13 +75,13 @@ def largest_micro_batch(job: Job, samples: int | None = None) -> int:
     return 1 if count == "tokens" else -(-of_step // (job.layout.dp * int(count)))
 
 
-def shares(job: Job) -> list[list[NDArray[np.int64]]]:
+def shares(job: Job) -> list[list[Integers]]:
     """The sample indices of each step, divided evenly among data-parallel ranks."""
     ends = accumulate((step.size for step in job.steps), initial=0)
     return [np.array_split(np.arange(*of_step), job.layout.dp) for of_step in pairwise(ends)]
 
 
-def dealt(parts: Iterable[Sequence[NDArray[np.int64]]]) -> NDArray[np.int64]:
+def dealt(parts: Iterable[Sequence[Integers]]) -> Integers:
     """The samples of a batch, ordered such that each rank gets its parts, such as `shares`.
 
     The first rank's samples of all steps come first, then the second rank's, and so on.

@@ -34,7 +34,8 @@ from adapters.trl.model import (
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from numpy.typing import NDArray
+
+    from reference.arrays import Gradient, Values
 
 
 class TrlRollouts(Generated):
@@ -129,7 +130,7 @@ class TrlTraining(ABC):
         model.log_prob_table, model.entropy_table = batch.log_prob_table, batch.entropy_table
         self.passes = model.passes
 
-    def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
+    def give(self, model: Any, log_probs: list[Values]) -> None:
         """Set the outputs that a model returns in forward passes without a gradient."""
         model.given = token_table(self.rollouts.batch, log_probs)
         if self.fuses_lm_head():
@@ -140,7 +141,7 @@ class TrlTraining(ABC):
         return has_fused_lm_head()
 
     @property
-    def gradients(self) -> list[NDArray[np.float32]]:
+    def gradients(self) -> list[Gradient]:
         """The gradient of each step of the job, from the last time it is trained."""
         found = self.watch.gradients()
         return [found[index] for index in self.rollouts.schedule.observed]

@@ -19,8 +19,7 @@ from adapters.verl.importing import has_default_trainer, module
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
-
+    from reference.arrays import Integers
     from reference.step import Step
 
 DIVIDED = "seq-mean-token-sum-norm"
@@ -129,7 +128,7 @@ def criterion(job: Job) -> str:
     return "token_k1" if any(len(one) > 1 for one in kept) else "seq_mean_k1"
 
 
-def _trained(step: Step) -> Iterator[NDArray[np.int64]]:
+def _trained(step: Step) -> Iterator[Integers]:
     """The tokens of each sample that are active before rejection sampling."""
     for response in step.responses:
         tokens = np.arange(len(step.mask))[response]

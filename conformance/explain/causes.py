@@ -15,14 +15,7 @@ from conformance.explain.evidence import Evidence
 from conformance.explain.impact import impact
 from conformance.explain.reach import Reaching, supposed_of
 from conformance.findings.badness import badness, failure
-from conformance.findings.cause import (
-    NO_FACTOR,
-    UNEXPLAINED,
-    Cause,
-    Impact,
-    Reach,
-    Severity,
-)
+from conformance.findings.cause import NO_FACTOR, UNEXPLAINED, Cause, Impact, Reach, Severity
 from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict

@@ -24,13 +24,12 @@ from reference.aggregation import Mode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
     from conformance.explain.catalogue.mistake import Prediction
     from conformance.explain.engine import Explained
     from conformance.explain.measurement import Measurement
+    from reference.arrays import Integers
 
 
 MOST_ALTERNATIVES = 3
@@ -257,7 +256,7 @@ def _pattern(weights: ObservedWeights) -> str:
     return "different within samples"
 
 
-def _parts(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
+def _parts(context: StepContext) -> Iterator[tuple[str, Integers]]:
     """Yield ways to divide the step into parts, the coarsest first: [tokens] each."""
     placement = context.placement
     if placement is not None:

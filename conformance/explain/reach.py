@@ -68,10 +68,7 @@ class Reaching:
     """Determines the users whom causes reach."""
 
     def __init__(
-        self,
-        table: Table,
-        findings: Iterable[Finding],
-        chosen_by: Mapping[str, Sequence[str]],
+        self, table: Table, findings: Iterable[Finding], chosen_by: Mapping[str, Sequence[str]]
     ) -> None:
         self._table = table
         self._chosen_by = chosen_by

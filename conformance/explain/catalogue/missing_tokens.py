@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
     from conformance.explain.measurement import ObservedWeights
+    from reference.arrays import Integers, Mask, Values
 
-    Matches = Callable[[NDArray[np.float64]], bool]
+    Matches = Callable[[Values], bool]
 
 
 FIRST_OF_SLICES = "first_of_slices_left_out"
@@ -70,7 +71,7 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
         yield from _repeated(context, twice, matches)
 
 
-def _only_counted(context: StepContext, active: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _only_counted(context: StepContext, active: Mask) -> Mask:
     """The tokens of samples that no rank held and that have no active token: [tokens].
 
     Empty if no token of the step is active, since a step must keep at least one sample.
@@ -79,7 +80,7 @@ def _only_counted(context: StepContext, active: NDArray[np.bool_]) -> NDArray[np
     return ~np.isin(context.sample, context.sample[kept]) & active.any()
 
 
-def _of_samples_that_only_count(context: StepContext, unheld: NDArray[np.bool_]) -> Diagnosis:
+def _of_samples_that_only_count(context: StepContext, unheld: Mask) -> Diagnosis:
     """The diagnosis of untrained samples without active tokens that had to be counted."""
     samples = len(np.unique(context.sample[unheld]))
     words = "have no active token and were never trained, and all others are right for a step"
@@ -95,7 +96,7 @@ def of_untrained(context: StepContext) -> Diagnosis | None:
     return _diagnosis(context, untrained, "samples_dropped", "were never trained")
 
 
-def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _of_smaller_step(context: StepContext, gone: Mask) -> Values:
     """The weights of the step without the samples that have lost tokens: [tokens]."""
     step = context.step
     samples = ~np.isin(np.arange(step.size), context.sample[gone])
@@ -115,9 +116,7 @@ def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[n
     return weights
 
 
-def of_lost_tokens(
-    term: LossTerm, gone: NDArray[np.bool_], active: NDArray[np.bool_]
-) -> Iterator[Diagnosis]:
+def of_lost_tokens(term: LossTerm, gone: Mask, active: Mask) -> Iterator[Diagnosis]:
     """Yield diagnoses of lost tokens, ``gone`` [tokens], if all other tokens are right."""
     others = "no others are active" if gone[active].all() else "all others are right"
     for name, words in kinds_of_loss(term, gone, active):
@@ -166,7 +165,7 @@ def _divided_again(context: StepContext) -> Iterator[Prediction]:
             yield Prediction(name=name, words=again, weights=weights)
 
 
-def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
+def _shares(context: StepContext) -> Iterator[tuple[str, str, Mask]]:
     """Yield a mistake, its words and the tokens of one rank: by data, by context, and by both."""
     placement, layout = context.placement, context.layout
     if placement is None:
@@ -187,7 +186,7 @@ def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]
 
 
 def slices_without_first(
-    context: StepContext, observed: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
+    context: StepContext, observed: tuple[Mask, Mask] | None = None
 ) -> Iterator[Prediction]:
     """Leaves out the first token of each slice, as if rows were sliced before shifting targets.
 
@@ -215,7 +214,7 @@ def _subsets(places: NDArray[np.intp]) -> Iterator[tuple[np.intp, ...]]:
     return chain.from_iterable(combinations(places, size) for size in sizes)
 
 
-def _without(context: StepContext, left_out: NDArray[np.bool_]) -> StepContext:
+def _without(context: StepContext, left_out: Mask) -> StepContext:
     """The context of the step with the given tokens masked."""
     step, kept = context.step, ~left_out
     original = None if step.original_mask is None else step.original_mask & kept
@@ -231,16 +230,16 @@ class _Firsts:
     slice is therefore the last token held by the previous slice.
     """
 
-    surely: NDArray[np.bool_]
+    surely: Mask
     """Tokens whose successor is in the same response and held by another slice."""
 
-    perhaps: NDArray[np.bool_]
+    perhaps: Mask
     """Tokens that end a response: the next token is a prompt's, whose slice is unknown."""
 
-    alone: NDArray[np.bool_]
+    alone: Mask
     """The last token that each slice holds, except a row's last slice, if it ends a response."""
 
-    slices: NDArray[np.int64]
+    slices: Integers
     """The number of the slice that holds each token."""
 
     @classmethod
@@ -258,7 +257,7 @@ class _Firsts:
         alone[backwards[np.unique(slices[backwards], return_index=True)[1]]] = True
         return cls(surely=surely, perhaps=perhaps, alone=alone, slices=slices)
 
-    def are(self, gone: NDArray[np.bool_], active: NDArray[np.bool_]) -> bool:
+    def are(self, gone: Mask, active: Mask) -> bool:
         """Whether the lost active tokens are exactly such as begin slices, and are not all tokens.
 
         If no lost token surely begins a slice, each slice may have lost at most one token.
@@ -269,9 +268,7 @@ class _Firsts:
         return bool(lost.any() and (active & ~lost).any() and begin and (surely.any() or one_each))
 
 
-def kinds_of_loss(
-    term: LossTerm, gone: NDArray[np.bool_], active: NDArray[np.bool_]
-) -> Iterator[tuple[str, str]]:
+def kinds_of_loss(term: LossTerm, gone: Mask, active: Mask) -> Iterator[tuple[str, str]]:
     """Yield mistakes, each with its words, that affect exactly the lost active tokens."""
     context = term.context
     placement = context.placement
@@ -304,9 +301,7 @@ def kinds_of_loss(
             yield "tokens_lost", "their gradient was lost"
 
 
-def _are_last(
-    gone: NDArray[np.bool_], active: NDArray[np.bool_], placement: TokenPlacement
-) -> bool:
+def _are_last(gone: Mask, active: Mask, placement: TokenPlacement) -> bool:
     """Whether each rank lost all micro-batches from the first lost one on."""
     return all(
         gone[active & (placement.dp_rank == rank) & (placement.micro_batch >= first)].all()
@@ -315,18 +310,14 @@ def _are_last(
     )
 
 
-def _is_made_of(
-    gone: NDArray[np.bool_], active: NDArray[np.bool_], part: NDArray[np.int64]
-) -> bool:
+def _is_made_of(gone: Mask, active: Mask, part: Integers) -> bool:
     """Whether the lost tokens are all active tokens of certain parts, but not of all parts."""
     lost = np.unique(part[gone])
     whole = np.array_equal(gone, active & np.isin(part, lost))
     return whole and len(lost) < len(np.unique(part))
 
 
-def _repeated(
-    context: StepContext, twice: NDArray[np.bool_], matches: Matches
-) -> Iterator[Diagnosis]:
+def _repeated(context: StepContext, twice: Mask, matches: Matches) -> Iterator[Diagnosis]:
     """Yield the diagnosis of samples repeated to fill up a batch, and perhaps counted twice."""
     doubled = np.where(twice, 2.0, 1.0) * context.expected
     samples = len(np.unique(context.sample[twice]))
@@ -336,7 +327,7 @@ def _repeated(
             yield _diagnosis(context, twice, "samples_repeated", f"weigh twice as much{words}")
 
 
-def _diagnosis(context: StepContext, tokens: NDArray[np.bool_], name: str, words: str) -> Diagnosis:
+def _diagnosis(context: StepContext, tokens: Mask, name: str, words: str) -> Diagnosis:
     samples = len(np.unique(context.sample[tokens]))
     return Diagnosis(
         name=name,
