@@ -27,24 +27,9 @@ def generating(job: Job) -> generations.Schedule:
     return generations.schedule_of(replace(job, layout=separate))
 
 
-def per_generation(job: Job) -> int:
-    """The number of micro-batches of a generation on a rank that generates."""
-    return generating(job).per_generation
-
-
 def generated_of_prompt(job: Job) -> int:
     """The number of samples of a prompt."""
     return generations.generations_of_prompt(job, generating(job))
-
-
-def generated_in_micro_batch(job: Job) -> int:
-    """The number of samples of a micro-batch on a rank that generates."""
-    return generating(job).micro_batch_size
-
-
-def generated_micro_batches(job: Job) -> int:
-    """The number of micro-batches of a step on a rank that generates."""
-    return generating(job).micro_batches
 
 
 def divisor(job: Job) -> int | str:

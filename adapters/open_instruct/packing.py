@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Job, Option, Unsupported
-from adapters.toolkit.settings import dealt, gives_advantages, longest, shares, token_budget
+from adapters.toolkit.settings import (
+    dealt,
+    gives_advantages,
+    longest_prompt,
+    longest_response,
+    rank_budget,
+    shares,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,9 +47,9 @@ def packing_of(job: Job) -> Packing:
     In padded micro-batches there may be several rows. Raises `Unsupported` if no row length does.
     """
     layout, steps = job.layout, job.steps
-    least, lengths = sum(longest(job)), _lengths(job)
+    least, lengths = longest_prompt(job) + longest_response(job), _lengths(job)
     if layout.micro_batches == "tokens":
-        return Packing(next(_orders(job)), max(token_budget(steps, layout.dp), least), 1)
+        return Packing(next(_orders(job)), max(rank_budget(job), least), 1)
     parts, is_padded = layout.dp * int(layout.micro_batches), layout.format == "bshd"
     shortest = least if is_padded else max(least, int(lengths.sum()) // (parts * len(steps)))
     of_a_rank = int(lengths.sum()) // layout.dp  # open-instruct would cut longer rows

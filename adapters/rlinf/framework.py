@@ -8,12 +8,12 @@ from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import NOTHING_LEARNED, PROBED, ZEROED
 from adapters.toolkit import settings
-from adapters.toolkit.settings import largest_micro_batch, longest, rank_budget, require_one_step
+from adapters.toolkit.settings import largest_micro_batch, rank_budget, require_one_step
 
 
 def row_width(job: Job) -> int:
     """The width of a row: a prompt padded on the left and a response padded on the right."""
-    return sum(longest(job))
+    return settings.longest_prompt(job) + settings.longest_response(job)
 
 
 def packed_tokens(job: Job) -> int:
@@ -34,7 +34,7 @@ def prompts(job: Job) -> int:
     require_one_step(
         job, "a batch is normalised as a whole, and steps are cut out of it afterwards"
     )
-    of_batch = settings.prompts_per_step(job.steps)
+    of_batch = settings.prompts_per_step(job)
     if of_batch % job.layout.dp:
         raise Unsupported(
             f"{of_batch} prompts cannot be split evenly over {job.layout.dp} ranks: each takes"
@@ -54,7 +54,7 @@ def actions(job: Job) -> int:
     require_one_step(job, "rows of a batch are shuffled before steps are cut out of it")
     if job.layout.format != "bshd" or job.layout.options:
         raise Unsupported("no rows of several actions, and no balancing of them")
-    return sum(step.size for step in job.steps) * longest(job)[1]
+    return sum(step.size for step in job.steps) * settings.longest_response(job)
 
 
 def actions_of_micro_batch(job: Job) -> int:

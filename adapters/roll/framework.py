@@ -85,7 +85,7 @@ def rounded_budget(job: Job) -> int:
 def micro_batches(job: Job) -> int:
     """The number of a rank's micro-batches per step; of its samples if tokens cut micro-batches."""
     count = job.layout.micro_batches
-    return count if isinstance(count, int) else samples_per_step(job.steps) // job.layout.dp
+    return count if isinstance(count, int) else samples_per_step(job) // job.layout.dp
 
 
 def whitens(job: Job) -> bool:

@@ -45,7 +45,7 @@ def width(job: Job) -> int:
 
 def mini_batch(job: Job) -> int:
     """The number of prompts of an optimizer step."""
-    return _prompts(samples_per_step(job.steps), job)
+    return _prompts(samples_per_step(job), job)
 
 
 def mesh(job: Job) -> tuple[int]:

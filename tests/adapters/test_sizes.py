@@ -14,7 +14,8 @@ from adapters.toolkit.settings import (
     dealt,
     largest_micro_batch,
     last_epoch,
-    longest,
+    longest_prompt,
+    longest_response,
     require_one_step,
     shares,
     word,
@@ -106,7 +107,8 @@ class TestSamples:
         job = steps.job("long_prompts", Mode.TOKEN_MEAN, "dp1-cp1-mb1-bshd")
         [step] = job.steps
 
-        assert longest(job) == (step.prompt_lengths.max(), step.response_lengths.max())
+        assert longest_prompt(job) == step.prompt_lengths.max()
+        assert longest_response(job) == step.response_lengths.max()
 
     def test_of_several_steps_are_refused_with_the_reason(self) -> None:
         job = steps.job("two_steps", Mode.TOKEN_MEAN, "dp2-cp1-mb1-bshd")
