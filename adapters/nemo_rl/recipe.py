@@ -48,18 +48,15 @@ def read(_: NemoRLAdapter, typed: recipe.Typed) -> recipe.Recipe:
         values.get(f"policy.{name}.enabled") for name in ("sequence_packing", "dynamic_batching")
     )
     rows = config.policy["train_micro_batch_size"]
-    return recipe.Recipe(
+    return recipe.Recipe.cut(
+        grid,
         engine=_engine(config.policy),
         values=values,
         defaults=recipe.extend_defaults(defaults, values, values.keys() - following),
-        layout=recipe.cut(
-            grid,
-            samples=samples,
-            rows=None if is_packed or by_tokens else rows,
-            is_packed=bool(is_packed),
-            options=(Option.HYBRID_SHARDING,) if (values.get(REPLICAS) or 1) > 1 else (),
-        ),
         samples=samples,
+        rows=None if is_packed or by_tokens else rows,
+        is_packed=bool(is_packed),
+        options=(Option.HYBRID_SHARDING,) if (values.get(REPLICAS) or 1) > 1 else (),
         per_prompt=per_prompt,
         steps=max(config.grpo.num_prompts_per_step * per_prompt // samples, 1),
         longest=config.policy["generation"]["max_new_tokens"],

@@ -53,18 +53,15 @@ def read(adapter: RollAdapter, typed: recipe.Typed) -> recipe.Recipe:
     per_prompt = int(values["num_return_sequences_in_group"])
     of_batch = int(values["rollout_batch_size"]) * per_prompt
     samples = rows * count * grid.dp
-    return recipe.Recipe(
+    return recipe.Recipe.cut(
+        grid,
         engine=engine,
         values=values,
         defaults=defaults,
-        layout=recipe.cut(
-            grid,
-            samples=samples,
-            rows=None if by_tokens else rows,
-            is_packed=bool(values.get("actor_train.use_sequence_packing")),
-            options=recipe.options_of(recipe.record_of(adapter, engine), values, defaults),
-        ),
         samples=samples,
+        rows=None if by_tokens else rows,
+        is_packed=bool(values.get("actor_train.use_sequence_packing")),
+        options=recipe.options_of(recipe.record_of(adapter, engine), values, defaults),
         per_prompt=per_prompt,
         steps=max(of_batch // samples, 1) * int(values.get("ppo_epochs") or 1),
         longest=values.get("response_length"),

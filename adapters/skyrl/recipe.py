@@ -6,7 +6,7 @@ import json
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.recipe import Recipe, cut, flat, grid_of, nested_yaml, refusals_of_recipes
+from adapters.contract.recipe import Recipe, flat, grid_of, nested_yaml, refusals_of_recipes
 from adapters.skyrl.importing import PACKING, module
 
 if TYPE_CHECKING:
@@ -54,12 +54,14 @@ def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
     budget = getattr(trainer, "max_tokens_per_microbatch", None) or 0
     rows = trainer.micro_train_batch_size_per_gpu
     is_packed = any(getattr(trainer, name, False) for name in PACKING)
-    return Recipe(
+    return Recipe.cut(
+        grid,
         engine=engine,
         values=dict(_named(config)),
         defaults=dict(_named(kind())),
-        layout=cut(grid, samples=samples, rows=None if budget > 0 else rows, is_packed=is_packed),
         samples=samples,
+        rows=None if budget > 0 else rows,
+        is_packed=is_packed,
         per_prompt=per_prompt,
         steps=max(trainer.train_batch_size // trainer.policy_mini_batch_size, 1)
         * trainer.update_epochs_per_batch,
