@@ -184,25 +184,22 @@ class Explained:
         extremes: Integers = np.unique(order[[*ends[:-1], *(ends[1:] - 1)]])
         return extremes
 
-    def _seen(self, numbers: Values) -> Values:
-        return numbers[self._tokens] if self.measurement.is_per_token else numbers
-
     @cached_property
     def _observed(self) -> Values:
-        return self._seen(self.measurement.observed)
+        return self.measurement.observed[self._tokens]
 
     @cached_property
     def _expected(self) -> Values:
-        return self._seen(self.measurement.expected)
+        return self.measurement.expected[self._tokens]
 
     @cached_property
     def _magnitude(self) -> Values:
-        return self._seen(self.measurement.magnitude)
+        return self.measurement.magnitude[self._tokens]
 
     @cached_property
     def _others(self) -> Values:
         size = self.measurement.observed.shape
-        return self._seen(np.broadcast_to(self.measurement.others, size))
+        return np.broadcast_to(self.measurement.others, size)[self._tokens]
 
     @cached_property
     def _of_terms(self) -> list[Alternatives]:

@@ -48,16 +48,6 @@ ANSWERS: dict[str, dict[StrEnum, str]] = {
 }
 """Conventions of comparing rewards on which frameworks differ, with a name for each answer."""
 
-OF_ESTIMATORS = {
-    "compared": "compared",
-    "rejected_rewards": "rejected",
-    "lone_reward": "lone",
-    "missing_rewards": "missing",
-    "deviation": "deviation",
-}
-"""The fields of `EstimatorConventions` for the conventions in `ANSWERS`."""
-
-
 DIVIDED_BY_STD = (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED, Objective.OTHERS_NORMALISED)
 """Estimators that divide by the standard deviation of a prompt's rewards."""
 
@@ -133,7 +123,7 @@ def _of_samples(of_tokens: Integers, estimate: Estimate) -> Integers:
 def _of_conventions(estimate: Estimate) -> Iterator[Wrong]:
     """Yield advantages under each answer to a convention that is not the framework's answer."""
     for name_of_all, answers in ANSWERS.items():
-        convention = OF_ESTIMATORS[name_of_all]
+        convention = name_of_all.partition("_")[0]  # the field of `EstimatorConventions`
         for answer, name in answers.items():
             if answer is not getattr(estimate.conventions, convention):
                 yield name, estimate.by(**{convention: answer})

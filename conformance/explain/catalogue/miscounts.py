@@ -336,11 +336,8 @@ def widest(lengths: Integers, micro_batch: Integers) -> Integers:
 
 def _divided_by(context: StepContext, widths: Integers, words: str) -> Iterator[Prediction]:
     """Yield predictions for sample sums divided by widths, both averaged and summed."""
-    name, words, divisors = (
-        "padded_width_as_divisor",
-        f"the divisor is {words}",
-        widths.astype(np.float64),
-    )
+    name, divisors = "padded_width_as_divisor", widths.astype(np.float64)
+    words = f"the divisor is {words}"
     yield counting(context, name, divisors, words=words)
     summed = counting(context, name, divisors, 1.0, f"{words}, and samples are summed")
     yield replace(summed, together=("samples_not_averaged",))

@@ -46,7 +46,10 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
     gone = active & np.equal(observed, 0)
     none = active.any() and gone[active].all()
     if none and not weights.elsewhere and not context.untrained[active].any():
-        yield _without_gradient(int(active.sum()))
+        tokens = int(active.sum())
+        words = f"the term reaches no gradient: all {tokens} active tokens weigh nothing"
+        name = "term_without_gradient"
+        yield Diagnosis(name=name, explanation=words, numbers={"tokens": tokens})
         return
     if gone.any() and matches(np.where(gone, 0, context.expected)):
         yield from of_lost_tokens(weights.term, gone, active)
@@ -121,14 +124,6 @@ def of_lost_tokens(term: LossTerm, gone: Mask, active: Mask) -> Iterator[Diagnos
     others = "no others are active" if gone[active].all() else "all others are right"
     for name, words in kinds_of_loss(term, gone, active):
         yield _diagnosis(term.context, gone, name, f"weigh nothing, {others}: {words}")
-
-
-def _without_gradient(tokens: int) -> Diagnosis:
-    return Diagnosis(
-        name="term_without_gradient",
-        explanation=f"the term reaches no gradient: all {tokens} active tokens weigh nothing",
-        numbers={"tokens": tokens},
-    )
 
 
 def shares(context: StepContext) -> Iterator[Prediction]:
