@@ -123,7 +123,7 @@ class Explained:
             return [*self._with_a_factor(), *self._with_losses(), *self._weights_and_derivatives()]
         if len(self._of_terms) == 1:  # in a small step, another mistake may fit by chance
             on_top = (
-                [factor, *map(_besides_factors, others)]
+                [factor, *(names - {*filter(_is_factor, names)} for names in others)]
                 for factor, *others in self._with_a_factor()
             )
             found += filter(all, on_top)
@@ -358,8 +358,3 @@ def _kind(name: TermMistake) -> Kind:
 
 def _is_factor(name: TermMistake) -> bool:
     return _kind(name) is Kind.FACTOR
-
-
-def _besides_factors(names: Iterable[TermMistake]) -> Names:
-    """The names without those of factors of all weights."""
-    return frozenset(name for name in names if not _is_factor(name))

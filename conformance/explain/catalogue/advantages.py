@@ -42,16 +42,12 @@ def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[
     else:
         yield from _of_discounts(estimate)
     if estimate.objective in (*PENALISING, Objective.DISTILLED):
-        yield from _of_penalties(estimate)
+        yield "divergence_left_out", estimate.under(penalty=0.0)
+        yield "divergence_of_other_tokens", _other_tokens(estimate, "penalised")
     if estimate.objective in OF_VALUES:
         yield from _of_values(estimate, placement)
     if estimate.estimator.whitens:
         yield from _of_whitening(estimate, placement)
-
-
-def _of_penalties(estimate: Estimate) -> Iterator[Wrong]:
-    yield "divergence_left_out", estimate.under(penalty=0.0)
-    yield "divergence_of_other_tokens", _other_tokens(estimate, "penalised")
 
 
 def _of_discounts(estimate: Estimate) -> Iterator[Wrong]:

@@ -85,10 +85,9 @@ def _of_fixed_sizes(estimate: Estimate, placement: BatchPlacement) -> Iterator[W
         sliced = estimate.having(groups=part * len(part) + place)
         yield "groups_of_a_fixed_size", sliced
         if not estimate.estimator.whitens:
-            divided = estimate.objective in DIVIDED_BY_STD
-            alone = np.nan_to_num(rollouts.rewards) / (
-                estimate.conventions.std_epsilon if divided else 1.0
-            )
+            is_divided = estimate.objective in DIVIDED_BY_STD
+            epsilon = estimate.conventions.std_epsilon if is_divided else 1.0
+            alone = np.nan_to_num(rollouts.rewards) / epsilon
             tail = left[rollouts.sample]
             yield "groups_of_a_fixed_size", np.where(tail, alone[rollouts.sample], sliced)
 

@@ -29,14 +29,7 @@ if TYPE_CHECKING:
 
     Wrong = tuple[str, Values]
 
-BOUNDS = (
-    "clip_low",
-    "clip_high",
-    "variation_low",
-    "variation_high",
-    "divergence_low",
-    "divergence_high",
-)
+BOUNDS = [f"{of}_{end}" for of in ("clip", "variation", "divergence") for end in ("low", "high")]
 """Constants that bound the change of a probability."""
 
 WITHOUT = {

@@ -18,8 +18,6 @@ from reference.weights import token_weights
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
-
     from conformance.expected.placement import TokenPlacement
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
@@ -194,7 +192,8 @@ def slices_without_first(
         return
     active = context.step.mask_before_rejection  # a denominator may count rejected tokens
     surely, alone = firsts.surely & active, np.flatnonzero(firsts.alone & active)[:FEW_SLICES]
-    lost = [surely | np.isin(np.arange(len(active)), some) for some in _subsets(alone)]
+    subsets = chain.from_iterable(combinations(alone, size) for size in range(len(alone) + 1))
+    lost = [surely | np.isin(np.arange(len(active)), some) for some in subsets]
     if observed is not None:
         gone = np.where(observed[1], surely, observed[0] & active)
         lost = [gone if firsts.are(gone, active) else surely]
@@ -202,11 +201,6 @@ def slices_without_first(
     some = (one for one in lost if (is_sum or one.any()) and not one[active].all())
     for left_out in {one.tobytes(): one for one in some}.values():
         yield Prediction(name=FIRST_OF_SLICES, weights=_without(context, left_out).expected)
-
-
-def _subsets(places: NDArray[np.intp]) -> Iterator[tuple[np.intp, ...]]:
-    sizes = range(len(places) + 1)
-    return chain.from_iterable(combinations(places, size) for size in sizes)
 
 
 def _without(context: StepContext, left_out: Mask) -> StepContext:

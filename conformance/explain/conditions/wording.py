@@ -112,13 +112,5 @@ def subject(slug: str) -> str:
     if slug in LAWS:
         says, objective = LAWS[slug]
         return f"the same step when {says} ({spelt(objective)})"
-    patterns: dict[str, str] = {
-        Check.AUXILIARY: f"the gradient of the {named} term",
-        Check.METRIC: f"the logged {named}",
-        Check.REJECTION: f"the logged {named} after rejection sampling",
-        Check.ROLLOUTS: f"the logged mean {named} of the rollouts",
-        Check.OTHER_LOSSES: f"the gradient of the {named} loss",
-        Check.OFF_POLICY: f"the gradient of the {named} loss where ratios are not 1",
-        Check.ADVANTAGES: f"the gradient of the policy loss with {named} advantages",
-    }
-    return _WORDS["subjects"].get(slug) or patterns.get(check) or f"{check}: {named}"
+    pattern = _WORDS["checks"].get(check, f"{check}: NAME")
+    return _WORDS["subjects"].get(slug) or pattern.replace("NAME", named)
