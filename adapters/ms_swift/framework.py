@@ -9,7 +9,6 @@ from adapters.contract.tables import RecordFile
 from adapters.engines import generations, shells
 from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit import settings
-from adapters.toolkit.settings import gives_advantages, whole_divisor
 
 
 def generating(job: Job) -> generations.Schedule:
@@ -34,7 +33,7 @@ def generated_of_prompt(job: Job) -> int:
 
 def divisor(job: Job) -> int | str:
     """The divisor of the mode; empty if the mode has no divisor."""
-    return whole_divisor(job, "max_completion_length") or ""
+    return settings.whole_divisor(job, "max_completion_length") or ""
 
 
 def micro_batch_size(job: Job) -> int:
@@ -47,7 +46,7 @@ def micro_batch_size(job: Job) -> int:
 def samples_of_prompt(job: Job) -> int:
     """The number of samples of a prompt; a data-parallel rank must have whole prompts."""
     schedule = generations.schedule_of(job)
-    size = 1 if gives_advantages(job) else generations.generations_of_prompt(job, schedule)
+    size = 1 if settings.gives_advantages(job) else generations.generations_of_prompt(job, schedule)
     if schedule.per_generation % size:
         raise Unsupported(
             "prompts of a data-parallel rank that are no multiple of micro_batch_size"

@@ -140,10 +140,11 @@ def rollouts_asked_for(job: Job) -> int:
     return max(rollouts_of_prompts(job))
 
 
-def require_one_step(job: Job, why: str) -> None:
-    """Raise `Unsupported`, with the reason, if a batch of rollouts has several optimizer steps."""
+def require_one_step(job: Job, why: str) -> bool:
+    """True; raises `Unsupported`, with the reason, if a batch has several optimizer steps."""
     if len(job.steps) > 1:
         raise Unsupported(why)
+    return True
 
 
 def require_prompts_together(job: Job, why: str) -> None:
