@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import recipe
+from adapters.engines.shells import PARALLEL_SIZES
 from adapters.roll import importing
 from adapters.roll.framework import ENGINE, SIZES
 
@@ -19,9 +20,7 @@ OF_HYDRA = ("defaults", "hydra")
 
 STRATEGIES = {"megatron_train": "megatron", "fsdp2_train": "fsdp2"}
 ULYSSES = "actor_train.model_args.ulysses_size"
-MEGATRON = tuple(
-    f"{ENGINE}.{name}_parallel_size" for name in ("context", "tensor_model", "pipeline_model")
-)
+MEGATRON = tuple(f"{ENGINE}.{name}" for name in PARALLEL_SIZES)
 OF_STEP = tuple(
     f"{SIZES}.{name}" for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
 )

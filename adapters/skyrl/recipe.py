@@ -7,6 +7,7 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.recipe import Recipe, flat, grid_of, nested_yaml, refusals_of_recipes
+from adapters.engines.shells import PARALLEL_SIZES
 from adapters.skyrl.importing import PACKING, module
 
 if TYPE_CHECKING:
@@ -16,15 +17,10 @@ if TYPE_CHECKING:
     from adapters.skyrl.adapter import SkyRLAdapter
 
 OF_FSDP = "sequence_parallel_size"
-OF_MEGATRON = (
-    "context_parallel_size",
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-)
 SIZES = frozenset(
     f"trainer.{model}.{name}"
     for model in ("policy", "ref", "critic")
-    for name in (OF_FSDP, *(f"megatron_config.{one}" for one in OF_MEGATRON))
+    for name in (OF_FSDP, *(f"megatron_config.{one}" for one in PARALLEL_SIZES))
 )
 
 ALGORITHM = "trainer.algorithm."
@@ -74,7 +70,7 @@ def _sizes(policy: Any, engine: str) -> tuple[int, int, int]:
     """The policy's numbers of context-, tensor- and pipeline-parallel ranks."""
     if engine == "fsdp":
         return getattr(policy, OF_FSDP), 1, 1
-    cp, tp, pp = (getattr(policy.megatron_config, name) for name in OF_MEGATRON)
+    cp, tp, pp = (getattr(policy.megatron_config, name) for name in PARALLEL_SIZES)
     return cp, tp, pp
 
 

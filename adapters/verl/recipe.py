@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import recipe
+from adapters.engines.shells import PARALLEL_SIZES
 from adapters.toolkit.settings import composed, flattened
 from adapters.verl.framework import CHECKPOINT
 from adapters.verl.importing import ACTOR, module
@@ -15,11 +16,7 @@ if TYPE_CHECKING:
 
     from adapters.verl.adapter import VerlAdapter
 
-MEGATRON = (
-    "megatron.context_parallel_size",
-    "megatron.tensor_model_parallel_size",
-    "megatron.pipeline_model_parallel_size",
-)
+MEGATRON = tuple(f"megatron.{name}" for name in PARALLEL_SIZES)
 ULYSSES = "fsdp_config.ulysses_sequence_parallel_size"
 
 
