@@ -54,18 +54,14 @@ class TrlRollouts(Generated):
             "completion_ids": [self._completion(sample) for sample in samples],
             "logprobs": [batch.rollout_log_probs[sample].tolist() for sample in samples],
             "env_mask": [self.generated_mask(sample).tolist() for sample in samples],
-            "reward": [_reward(batch.rewards[sample]) for sample in samples],
+            # None if a reward function does not apply to the sample
+            "reward": [None if np.isnan(one) else float(one) for one in batch.rewards[samples]],
         }
 
     def _completion(self, sample: int) -> list[int]:
         """The ids of a sample's response, ended by an end of text unless it is truncated."""
         ids: list[int] = self.batch.responses[sample].tolist()
         return ids if self.is_truncated(sample) else [*ids[:-1], self.end]
-
-
-def _reward(reward: np.float64) -> float | None:
-    """The result of a reward function for a sample: None if it does not apply."""
-    return None if np.isnan(reward) else float(reward)
 
 
 def rewards(completions: list[Any], reward: list[float | None], **_: Any) -> list[float | None]:
