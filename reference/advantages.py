@@ -38,12 +38,10 @@ from reference.aggregation import Compared, Lone, Missing, Penalties, Rejected, 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from reference.aggregation import EstimatorConventions
+    from reference.arrays import Integers, Mask, Values
     from reference.losses.constants import AdvantageConstants
 
-    Values = NDArray[np.float64]
     Statistic = Callable[[Values], float]
     Estimator = Callable[["Rollouts", AdvantageConstants, EstimatorConventions], Values]
 
@@ -62,36 +60,36 @@ class Rollouts:
     """
 
     rewards: Values
-    groups: NDArray[np.int64]
-    trajectories: NDArray[np.int64]
-    rejected: NDArray[np.bool_]
-    sample: NDArray[np.int64]
-    mask: NDArray[np.bool_]
+    groups: Integers
+    trajectories: Integers
+    rejected: Mask
+    sample: Integers
+    mask: Mask
     values: Values
     divergences: Values
 
-    def tokens(self, which: TokenSet) -> NDArray[np.bool_]:
+    def tokens(self, which: TokenSet) -> Mask:
         """Whether each token is in a set: [tokens]."""
         return self.mask if which is TokenSet.ACTIVE else np.ones_like(self.mask)
 
-    def only(self, tokens: NDArray[np.bool_]) -> Rollouts:
+    def only(self, tokens: Mask) -> Rollouts:
         """The rollouts with these tokens only."""
         columns = ("sample", "mask", "values", "divergences")
         return replace(self, **{name: getattr(self, name)[tokens] for name in columns})
 
-    def last(self, which: TokenSet) -> NDArray[np.int64]:
+    def last(self, which: TokenSet) -> Integers:
         """The index of each sample's last token in a set, for samples that have one."""
         found = np.flatnonzero(self.tokens(which))
         ends = np.flatnonzero(np.diff(self.sample[found], append=-1))
-        last: NDArray[np.int64] = found[ends]
+        last: Integers = found[ends]
         return last
 
     @property
-    def active_tokens(self) -> NDArray[np.int64]:
+    def active_tokens(self) -> Integers:
         """The number of active tokens of each sample: [N]."""
-        found: NDArray[np.int64] = np.bincount(
-            self.sample[self.mask], minlength=len(self.rewards)
-        ).astype(np.int64)
+        found: Integers = np.bincount(self.sample[self.mask], minlength=len(self.rewards)).astype(
+            np.int64
+        )
         return found
 
 
@@ -106,10 +104,10 @@ class Peers:
     """
 
     rewards: Values
-    groups: NDArray[np.int64]
-    entry: NDArray[np.int64]
-    counted: NDArray[np.bool_]
-    missing: NDArray[np.bool_]
+    groups: Integers
+    entry: Integers
+    counted: Mask
+    missing: Mask
 
     @classmethod
     def select(cls, rollouts: Rollouts, conventions: EstimatorConventions) -> Peers:
@@ -149,7 +147,7 @@ class Peers:
         return found
 
     @cached_property
-    def _groups(self) -> list[tuple[NDArray[np.int64], NDArray[np.int64]]]:
+    def _groups(self) -> list[tuple[Integers, Integers]]:
         """The samples of each group, and those samples of the group whose rewards count."""
         several = [np.flatnonzero(self.groups == group) for group in np.unique(self.groups)]
         return [(samples, samples[self.counted[samples]]) for samples in several]
@@ -166,7 +164,7 @@ class Peers:
         return np.where(self.missing, 0.0, compared)
 
 
-def _entries(rollouts: Rollouts, compared: Compared) -> NDArray[np.int64]:
+def _entries(rollouts: Rollouts, compared: Compared) -> Integers:
     """The index of the sample whose reward each sample is given: [N]."""
     entry = np.arange(len(rollouts.rewards))
     if compared is Compared.SAMPLES:
@@ -179,9 +177,7 @@ def _entries(rollouts: Rollouts, compared: Compared) -> NDArray[np.int64]:
     return entry
 
 
-def overlong_penalties(
-    lengths: NDArray[np.int64], limit: int, constants: AdvantageConstants
-) -> Values:
+def overlong_penalties(lengths: Integers, limit: int, constants: AdvantageConstants) -> Values:
     """φ times the share of the last C tokens before a limit that responses have used: [N]."""
     used: Values = np.clip(lengths - (limit - constants.buffer), 0, constants.buffer)
     return constants.overlong * used / constants.buffer
@@ -281,7 +277,7 @@ def token_rewards(
     return rewards
 
 
-def accumulated(values: Values, sample: NDArray[np.int64], decay: float) -> Values:
+def accumulated(values: Values, sample: Integers, decay: float) -> Values:
     """Returns y_t = x_t + decay · y_{t+1}, with y = 0 after the sample's last token."""
     found = values.copy()
     for token in range(len(values) - 2, -1, -1):

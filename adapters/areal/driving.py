@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import torch
     from numpy.typing import NDArray
 
+    from reference.arrays import Integers
+
 
 class ArealAdapter(Adapter):
     """Drives inclusionAI/AReaL."""
@@ -81,16 +83,12 @@ class ArealAdapter(Adapter):
 
     def initialized(self, config: Any) -> Any:
         """AReaL's engine of an actor or a critic, with its process groups and its model."""
-        trained = "PPOCritic" if config.critic else "PPOActor"
-        engine = self.class_of(trained)(config.critic or config.actor)
+        kind = f"{self.family}PPO{'Critic' if config.critic else 'Actor'}"
+        engine = getattr(module(self.engine_module), kind)(config.critic or config.actor)
         api = module("api")
         engine.create_process_group(api.ModelAllocation.from_str(engine.config.backend).parallel)
         engine.initialize(None, api.FinetuneSpec(1, 1, 1))
         return engine
-
-    def class_of(self, kind: str) -> Any:
-        """A class of the engine, such as ``Engine`` or ``PPOActor``."""
-        return getattr(module(self.engine_module), f"{self.family}{kind}")
 
     @cached_property
     def _record(self) -> Framework:
@@ -235,7 +233,7 @@ class ArealRollouts:
 
 
 def _together(
-    trajectories: Sequence[dict[str, torch.Tensor]], groups: NDArray[np.int64]
+    trajectories: Sequence[dict[str, torch.Tensor]], groups: Integers
 ) -> list[dict[str, torch.Tensor]]:
     """The samples of each prompt as one trajectory, as AReaL's workflows return them."""
     concatenated = module("utils.data").concat_padded_tensors

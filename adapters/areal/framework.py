@@ -11,27 +11,25 @@ from adapters.contract.objective import CONSTANTS
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, PIPELINE_STAGES, ZEROED
 from adapters.toolkit import settings
-from adapters.toolkit.settings import rank_budget
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
     from adapters.contract import Framework, Job, Settings
+    from reference.arrays import Integers
     from reference.step import Step
 
 
 def budget(job: Job) -> int:
     """A token budget of micro-batches, which hold all samples of a prompt in `prompt_mean`."""
     if job.aggregation.mode is not Mode.PROMPT_MEAN:
-        return rank_budget(job)
+        return settings.rank_budget(job)
     longest = max(int(_tokens_of_prompts(step).max()) for step in job.steps)
-    return max(rank_budget(job), longest * 5 // 4)
+    return max(settings.rank_budget(job), longest * 5 // 4)
 
 
-def _tokens_of_prompts(step: Step) -> NDArray[np.int64]:
+def _tokens_of_prompts(step: Step) -> Integers:
     """The number of tokens of all samples of each prompt."""
     prompts, prompt = np.unique(step.groups, return_inverse=True)
     tokens = np.zeros(len(prompts), np.int64)

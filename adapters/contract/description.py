@@ -71,11 +71,34 @@ class DefaultValue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Description:
+class Statements:
+    """Fields that the description of a version has from the framework's record."""
+
+    largest_tp: int = 1  # the largest supported number of tensor-parallel ranks
+    largest_pp: int = 1  # the largest supported number of pipeline stages
+    missing_rewards: bool = False  # whether the framework's types allow a sample without a reward
+    # Rules of configurations and logs, by name, that this version states, each with the place: a
+    # document, a help text, its validation or its tests. Breaking a rule that is not listed is no
+    # mistake.
+    rules: Mapping[str, str] = field(default_factory=dict)
+    # Rules, by name, that this version contradicts, each with the place of the contradiction.
+    permits: Mapping[str, str] = field(default_factory=dict)
+    # Mistakes of the catalogue, by name, that this version makes on purpose, each with a
+    # description. A finding of such a mistake is advice.
+    deliberate: Mapping[str, Convention] = field(default_factory=dict)
+    # Objectives with a fixed mode that this version documents. Ignoring another mode is then
+    # advice.
+    fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
+    departures: tuple[Departure, ...] = ()  # all differences from a user's run, except stubs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description(Statements):
     """The features of a loaded framework, as found by inspecting it.
 
-    The first nine fields are its capabilities. Jobs beyond them are not run and listed as
-    unsupported; a declared capability that fails counts as wrong.
+    The fields up to `records_forward_passes` are its capabilities, with the largest numbers of
+    ranks and stages. Jobs beyond them are not run and listed as unsupported; a declared capability
+    that fails counts as wrong.
     """
 
     modes: frozenset[Mode] = frozenset()
@@ -84,36 +107,21 @@ class Description:
     # The metrics that this version logs where a job has their terms.
     metrics: frozenset[Metric] = frozenset()
     options: frozenset[Option] = frozenset()  # supported options of layouts
-    largest_tp: int = 1  # the largest supported number of tensor-parallel ranks
-    largest_pp: int = 1  # the largest supported number of pipeline stages
     # The settings that `Job.configuration` may have, each with the framework's words for the
     # setting: an error that refuses a value must contain one of these words.
     configurations: Mapping[Setting | FaultInjection, tuple[str, ...]] = field(default_factory=dict)
     records_forward_passes: bool = False  # whether an observation has `forward_passes`
-    missing_rewards: bool = False  # whether the framework's types allow a sample without a reward
 
     default_mode: Mode = Mode.SAMPLE_MEAN  # the mode that is trained if a user chooses none
     # Answers to the questions that the modes leave open, by field of
     # `reference.aggregation.Conventions`.
     declared: Mapping[str, Convention] = field(default_factory=dict)
     dtype: str = "float32"  # dtype of the parameters; `Rank.dtype` overrides it
-    # Rules of configurations and logs, by name, that this version states, each with the place: a
-    # document, a help text, its validation or its tests. Breaking a rule that is not listed is no
-    # mistake.
-    rules: Mapping[str, str] = field(default_factory=dict)
-    # Rules, by name, that this version contradicts, each with the place of the contradiction.
-    permits: Mapping[str, str] = field(default_factory=dict)
     # Modes in which the framework's documents promise to train any ordinary step, each with the
     # place. In these modes a refusal is wrong; in others it is only listed.
     promised: Mapping[Mode, str] = field(default_factory=dict)
     # The options with documented defaults, by objective.
     defaults: Mapping[Objective, tuple[DefaultValue, ...]] = field(default_factory=dict)
-    # Mistakes of the catalogue, by name, that this version makes on purpose, each with a
-    # description. A finding of such a mistake is advice.
-    deliberate: Mapping[str, Convention] = field(default_factory=dict)
-    # Objectives with a fixed mode that this version documents. Ignoring another mode is then
-    # advice.
-    fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
     # Properties that no batch made by this version has, each with the place that ensures it. A
     # crash on a batch with such a property is advice.
     never_made: Mapping[BatchProperty, str] = field(default_factory=dict)
@@ -128,7 +136,6 @@ class Description:
     # Packages that the framework imports but the loss never uses, replaced by stubs in this run.
     # Stubs of `toolkit.imports` are added when the framework is loaded.
     stubs: tuple[str, ...] = ()
-    departures: tuple[Departure, ...] = ()  # all differences from a user's run, except stubs
 
     @cached_property
     def conventions(self) -> Conventions:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.description import DefaultValue, Departure, Description
+from adapters.contract.description import DefaultValue, Description, Statements
 from adapters.contract.job import Defaults, Depth, Job, Unsupported
 from adapters.contract.layout import Layout, Option
 from adapters.contract.logged import LOGGED
@@ -19,7 +19,7 @@ from adapters.contract.objective import OF_ROLLOUTS, OFF_POLICY, Metric, Objecti
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from adapters.contract.description import Convention, Documented, FixedMode
+    from adapters.contract.description import Convention, Documented
     from adapters.contract.job import Configuration, FaultInjection, Setting
     from reference.aggregation import Aggregation
 
@@ -59,7 +59,7 @@ class Configurable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Framework:
+class Framework(Statements):
     """A framework, or one of its engines.
 
     ``modes`` maps the framework's own name of a mode to the mode as `Aggregation.parse` reads it
@@ -88,20 +88,11 @@ class Framework:
     configurations: Mapping[Setting | FaultInjection, Configurable] = field(default_factory=dict)
     metrics: Mapping[Metric, str] = field(default_factory=dict)
     conventions: Mapping[str, Convention] = field(default_factory=dict)
-    rules: Mapping[str, str] = field(default_factory=dict)
-    """The same as in `Description`, like the next three fields."""
-    permits: Mapping[str, str] = field(default_factory=dict)
-    deliberate: Mapping[str, Convention] = field(default_factory=dict)
-    fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
     defaults: Mapping[str, Documented[Any]] = field(default_factory=dict)
     """The documented default value of each option."""
     options: tuple[OptionRow, ...] = ()
-    departures: tuple[Departure, ...] = ()
     driven: tuple[Layout, ...] = ()
     """The layouts that are run, grouped by number of ranks."""
-    largest_tp: int = 1
-    largest_pp: int = 1
-    missing_rewards: bool = False
 
     @property
     def mode_names(self) -> dict[str, str]:
@@ -128,6 +119,7 @@ class Framework:
         if Objective.REJECTION not in objectives:
             metrics.discard(Metric.REJECTED)
         of_record: dict[str, Any] = {
+            **{one.name: getattr(self, one.name) for one in fields(Statements)},
             "modes": frozenset(map(_kind, modes)),
             "default_mode": _kind(next(iter(self.mode_names.values()))),
             "depths": frozenset({Depth.STEP}),
@@ -135,25 +127,17 @@ class Framework:
             "metrics": frozenset(metrics),
             "configurations": {what: one.words for what, one in self.configurations.items()},
             "options": frozenset(Option(part) for part in self.layout if part in [*Option]),
-            "largest_tp": self.largest_tp,
-            "largest_pp": self.largest_pp,
             "records_forward_passes": True,
-            "missing_rewards": self.missing_rewards,
             "new_options": tuple(sorted(name for name in {*names} if not self._knows(name))),
             "chosen_by": self._chosen_by(default),
             "logged_as": {metric: _signed(name)[-1] for metric, name in self.metrics.items()},
             "declared": self.conventions,
-            "rules": self.rules,
-            "permits": self.permits,
-            "deliberate": self.deliberate,
-            "fixed_modes": self.fixed_modes,
             "defaults": {
                 objective: tuple(
                     DefaultValue(name, self.defaults[name], default(name)) for name in names
                 )
                 for objective, names in self.with_defaults.items()
             },
-            "departures": self.departures,
         }
         return Description(**of_record | loaded)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from adapters.contract.layout import Layout
     from reference.aggregation import Aggregation
+    from reference.arrays import Gradient, Values
     from reference.step import Step
 
 
@@ -309,7 +310,7 @@ class Observation:
     batch. Unknown metrics are absent. ``reported`` is empty below depth `step`.
     """
 
-    token_weights: tuple[NDArray[np.float64], ...]
+    token_weights: tuple[Values, ...]
     pending_reduction: PendingReduction = PendingReduction.REPLICATED
     counted_tokens: tuple[float, ...] = ()
     forward_passes: tuple[NDArray[np.int32], ...] = ()
@@ -330,7 +331,7 @@ class Observation:
     """The number of positions, padding included, by which router losses were multiplied, as in
     Megatron-Core with a loss per token. Adapters do not set it."""
 
-    attached_gradient: NDArray[np.float32] | None = None
+    attached_gradient: Gradient | None = None
     """The gradient of the attached column, by token id, which should be 0; None if no column is
     attached. Adapters do not set it."""
 

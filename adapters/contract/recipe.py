@@ -88,6 +88,29 @@ class Recipe:
     unread: frozenset[str] = frozenset()
     """Options that are known only to a package which is not installed."""
 
+    @classmethod
+    def cut(
+        cls,
+        grid: Layout,
+        *,
+        samples: int,
+        rows: int | None,
+        is_packed: bool,
+        options: tuple[Option, ...] = (),
+        **others: Any,
+    ) -> Recipe:
+        """A recipe whose optimizer step of ``samples`` is cut on a grid of ranks.
+
+        A micro-batch has ``rows`` samples; None if a token budget cuts micro-batches.
+        """
+        layout = replace(
+            grid,
+            micro_batches="tokens" if rows is None else max(samples // grid.dp // rows, 1),
+            format="thd" if is_packed else "bshd",
+            options=options,
+        )
+        return cls(layout=layout, samples=samples, **others)
+
     @property
     def chosen(self) -> dict[str, Any]:
         """The options that differ from the framework's defaults."""
@@ -164,26 +187,6 @@ def sizes_in(values: Settings, *names: str) -> tuple[int, ...]:
 def grid_of(ranks: int, cp: int = 1, tp: int = 1, pp: int = 1) -> Layout:
     """The layout of a run's ranks. ``dp`` is the rest after the other dimensions, at least 1."""
     return Layout(dp=max(ranks // (cp * tp * pp), 1), cp=cp, tp=tp, pp=pp)
-
-
-def cut(
-    grid: Layout,
-    *,
-    samples: int,
-    rows: int | None,
-    is_packed: bool,
-    options: tuple[Option, ...] = (),
-) -> Layout:
-    """The layout of an optimizer step of ``samples`` on a grid of ranks.
-
-    A micro-batch has ``rows`` samples; None if a token budget cuts micro-batches.
-    """
-    return replace(
-        grid,
-        micro_batches="tokens" if rows is None else max(samples // grid.dp // rows, 1),
-        format="thd" if is_packed else "bshd",
-        options=options,
-    )
 
 
 def extend_defaults(

@@ -240,19 +240,22 @@ class _Reader:
             return {name: self._value(one) for name, one in value.items()}
         if not isinstance(value, str) or not value.startswith("$"):
             return value
-        name = value[1:]
-        if name.startswith("job."):
-            return _attribute(name.removeprefix("job."))
-        known = _CONSTANTS | self.values
+        name, _, attribute = value[1:].partition(".")
+        known = {**_CONSTANTS, **self.values, "job": _itself}
         if name not in known:
             raise LookupError(f"{value} is no constant, and no value that the record is given")
-        return known[name]
+        return _attribute(known[name], attribute) if attribute else known[name]
+
+
+def _itself(job: Any) -> Any:
+    return job
 
 
 @cache
-def _attribute(attribute: str) -> Callable[[Any], Any]:
-    """The function that returns an attribute of a job; the same one for the same attribute."""
-    return attrgetter(attribute)
+def _attribute(of: Callable[[Any], Any], attribute: str) -> Callable[[Any], Any]:
+    """A function of a job: an attribute of the result of ``of``; the same for equal arguments."""
+    get = attrgetter(attribute)
+    return lambda job: get(of(job))
 
 
 _TYPES = get_type_hints(Conventions)

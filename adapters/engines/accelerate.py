@@ -15,10 +15,8 @@ from adapters.contract import Rank, Unsupported
 from adapters.toolkit.probe import GradientReader
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from adapters.toolkit.probe import Records
+    from reference.arrays import Gradient
 
 LOCAL_RANK = "LOCAL_RANK"
 USES_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
@@ -69,7 +67,7 @@ class Watch(TrainerCallback):
     def __init__(self) -> None:
         self.logs: list[dict[str, Any]] = []
         self.trainer: Any = None
-        self._reader: GradientReader | Records[NDArray[np.float32]] | None = None
+        self._reader: GradientReader | Records[Gradient] | None = None
 
     def follow(self, trainer: Any) -> None:
         """Register with a trainer, replacing the callback that prints logs."""
@@ -92,7 +90,7 @@ class Watch(TrainerCallback):
         """Keep a log: one for each step, and last one for the whole run."""
         self.logs.append({**of_trainer["logs"]})
 
-    def gradients(self) -> list[NDArray[np.float32]]:
+    def gradients(self) -> list[Gradient]:
         """The gradients of all steps."""
         assert self._reader is not None
         return self._reader.drain()

@@ -25,8 +25,7 @@ from adapters.toolkit.probe import Records, as_array
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
+    from reference.arrays import Gradient
 
 
 GROUPS = (
@@ -91,7 +90,7 @@ def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
     return mesh
 
 
-def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Records[NDArray[np.float32]]:
+def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Records[Gradient]:
     """Records the probe's gradient, [capacity], at each optimizer step of DeepSpeed's engine.
 
     Frameworks call the engine's `step` after every micro-batch; the engine itself knows which one
@@ -99,7 +98,7 @@ def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Records[NDArra
     """
     from deepspeed.utils import safe_get_full_grad
 
-    gradients, step = Records["NDArray[np.float32]"](), engine.step
+    gradients, step = Records["Gradient"](), engine.step
 
     def read_and_step(*args: Any, **kwargs: Any) -> Any:
         if engine.is_gradient_accumulation_boundary():

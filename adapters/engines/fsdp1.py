@@ -17,8 +17,7 @@ from adapters.toolkit.probe import GradientReader, Records, as_array
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    import numpy as np
-    from numpy.typing import NDArray
+    from reference.arrays import Gradient
 
 WRAPPED: list[Any] = []
 """The models of this process's world, as FSDP wraps them."""
@@ -41,7 +40,7 @@ def wrapping_on_cpu(home: Any) -> AbstractContextManager[Any]:
     return mock.patch.object(home, "FSDP", wrap_on_cpu)
 
 
-def whole(wrapped: Any, gradient: torch.Tensor) -> NDArray[np.float32]:
+def whole(wrapped: Any, gradient: torch.Tensor) -> Gradient:
     """The probe's whole gradient, gathered from the shards of FSDP1, [capacity / shards]."""
     group = getattr(wrapped, "process_group", None)
     if group is None or dist.get_world_size(group) == 1:
@@ -51,7 +50,7 @@ def whole(wrapped: Any, gradient: torch.Tensor) -> NDArray[np.float32]:
     return as_array(torch.cat(shards))
 
 
-def gradients_of_steps(owner: Any, model: Any) -> Records[NDArray[np.float32] | None]:
+def gradients_of_steps(owner: Any, model: Any) -> Records[Gradient | None]:
     """Records the probe's gradient, [capacity], at each ``optimizer_step`` of a model's owner.
 
     It is None if the step was skipped because the gradient is not finite. Shards are gathered
@@ -60,7 +59,7 @@ def gradients_of_steps(owner: Any, model: Any) -> Records[NDArray[np.float32] | 
     """
     WRAPPED.append(model)
     [probe] = [one for one in owner.optimizer.param_groups[0]["params"] if one.requires_grad]
-    gathered, taken = Records["NDArray[np.float32]"](), Records["NDArray[np.float32] | None"]()
+    gathered, taken = Records["Gradient"](), Records["Gradient | None"]()
     reader = GradientReader(owner.optimizer, lambda _: gathered.drain()[-1])
     step = owner.optimizer_step
 

@@ -17,7 +17,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.toolkit.settings import gives_advantages, rollouts_per_prompt, samples_per_step
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from reference.arrays import Integers
 
 
 COMPARED = 2
@@ -97,14 +97,14 @@ class Generated:
         masks_truncated = Option.MASKED_TRUNCATION in self.job.layout.options
         return masks_truncated and not self.batch.original_masks[sample].any()
 
-    def generated_mask(self, sample: int) -> NDArray[np.int64]:
+    def generated_mask(self, sample: int) -> Integers:
         """Mask of the tokens that the policy generated itself: all tokens of a truncated sample."""
         return (self.batch.original_masks[sample] | self.is_truncated(sample)).astype(np.int64)
 
 
 def schedule_of(job: Job, iterations: int = 1) -> Schedule:
     """The schedule for a job; raises `Unsupported` if its samples cannot be divided."""
-    layout, size = job.layout, job.configuration.batch_size or samples_per_step(job.steps)
+    layout, size = job.layout, job.configuration.batch_size or samples_per_step(job)
     if not isinstance(layout.micro_batches, int):
         raise Unsupported(f"no micro-batches by {layout.micro_batches}")
     parts = layout.dp * layout.micro_batches
@@ -126,21 +126,6 @@ def schedule_of(job: Job, iterations: int = 1) -> Schedule:
     return schedule
 
 
-def micro_batch_size(job: Job) -> int:
-    """The number of samples of a rank's micro-batch."""
-    return schedule_of(job).micro_batch_size
-
-
-def micro_batches(job: Job) -> int:
-    """The number of a rank's micro-batches in an optimizer step."""
-    return schedule_of(job).micro_batches
-
-
-def per_generation(job: Job) -> int:
-    """The number of a rank's micro-batches in a generation."""
-    return schedule_of(job).per_generation
-
-
 def _per_generation(job: Job, micro_batches: int) -> int:
     """The number of micro-batches of a generation."""
     if Option.SHARED_GENERATION in job.layout.options:
@@ -160,7 +145,7 @@ def generations_of_prompt(job: Job, schedule: Schedule) -> int:
 
 def _samples_of_prompts(job: Job, schedule: Schedule) -> int:
     """The number of samples of every prompt, which must be adjacent in a generation."""
-    size = rollouts_per_prompt(job.steps)
+    size = rollouts_per_prompt(job)
     groups = ProbedBatch(job.steps).groups
     for generation in range(schedule.generations):
         ranks = (schedule.samples(generation, rank) for rank in range(schedule.ranks))

@@ -28,8 +28,7 @@ from adapters.toolkit.probe import ForwardPasses, Records, as_array, selected
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    import numpy as np
-    from numpy.typing import NDArray
+    from reference.arrays import Gradient
 
 OPTIONS = frozenset(
     {Option.AVERAGE_IN_COLLECTIVE, Option.DISTRIBUTED_OPTIMIZER, Option.OVERLAP_GRAD_REDUCE}
@@ -112,7 +111,7 @@ class Policy:
         self.counted_tokens = Records[float]()
         self.finalize_model_grads: Callable[..., None] = finalize_model_grads
 
-    def gradient(self) -> NDArray[np.float32]:
+    def gradient(self) -> Gradient:
         """The probe's gradient as the optimizer gets it: [capacity]."""
         return as_array(self.experts.whole(self.probe.main_grad))  # type: ignore[attr-defined]
 
@@ -120,7 +119,7 @@ class Policy:
 class ShardedPolicy(Policy):
     """A policy under the distributed optimizer: a rank's gradient is final only in its shard."""
 
-    def gradient(self) -> NDArray[np.float32]:
+    def gradient(self) -> Gradient:
         """The probe's gradient, gathered from the shards of all ranks."""
         from megatron.core import mpu
 
@@ -143,7 +142,7 @@ class BarePolicy(Policy):
     def _count_tokens(self, model: Any, num_tokens: Any = None, **kwargs: Any) -> None:
         self.counted_tokens.append(0.0 if num_tokens is None else float(num_tokens))
 
-    def gradient(self) -> NDArray[np.float32]:
+    def gradient(self) -> Gradient:
         """This rank's own gradient, 0 if none of its micro-batches reached the probe."""
         grad = self.probe.grad
         return as_array(torch.zeros_like(self.probe) if grad is None else grad)
@@ -338,7 +337,7 @@ class ReadingOptimizer:
     param_groups: tuple[Any, ...] = ({"lr": 0.0},)
 
     def __init__(self, policy: Policy) -> None:
-        self.gradients = Records["NDArray[np.float32]"]()
+        self.gradients = Records["Gradient"]()
         self._policy = policy
 
     def scale_loss(self, loss: torch.Tensor) -> torch.Tensor:
@@ -354,12 +353,12 @@ class ReadingOptimizer:
         return True, 0.0, 0
 
 
-def gradients_of_steps(optimizer: Any, policy: Policy) -> Records[NDArray[np.float32]]:
+def gradients_of_steps(optimizer: Any, policy: Policy) -> Records[Gradient]:
     """Records the probe's gradient, [capacity], before each step of Megatron's optimizer.
 
     The gradient is then set to 0, as NaN would spoil the probe even at a learning rate of 0.
     """
-    gradients, step = Records["NDArray[np.float32]"](), optimizer.step
+    gradients, step = Records["Gradient"](), optimizer.step
 
     def read_and_step() -> Any:
         gradients.append(policy.gradient())

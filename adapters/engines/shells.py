@@ -29,12 +29,13 @@ GRPO_OPTIONS = read_options("adapters.engines")
 PROBED, UNCOMPILED = read_departures("adapters.engines", "models")
 """Departures of frameworks that compute log-probabilities by their own functions."""
 
-PARALLEL = (
-    "--context-parallel-size",
-    "--tensor-model-parallel-size",
-    "--pipeline-model-parallel-size",
+PARALLEL_SIZES = tuple(
+    f"{kind}_parallel_size" for kind in ("context", "tensor_model", "pipeline_model")
 )
-"""Options of Megatron's command line for context, tensor and pipeline parallelism."""
+"""Megatron-Core's options for context, tensor and pipeline parallelism."""
+
+PARALLEL = tuple(f"--{name.replace('_', '-')}" for name in PARALLEL_SIZES)
+"""The same options on Megatron's command line."""
 
 DEFAULT_STAGE = 2
 STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}

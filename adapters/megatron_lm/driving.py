@@ -25,9 +25,8 @@ from adapters.toolkit.worlds import cached
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from reference.arrays import Integers
 
 GLOBALS = "megatron.training.global_vars"
 LOOP, RL = "megatron.training.training", "megatron.rl.rl_utils"
@@ -250,6 +249,6 @@ def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
     return [[*group, *[missing] * (size - len(group))] for group in groups]
 
 
-def _runs(samples: list[int], names: NDArray[np.int64]) -> list[list[int]]:
+def _runs(samples: list[int], names: Integers) -> list[list[int]]:
     """Runs of consecutive samples with the same name."""
     return [[*run] for _, run in groupby(samples, key=lambda sample: names[sample])]

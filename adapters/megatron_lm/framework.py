@@ -38,13 +38,13 @@ def one_sample(job: Job) -> int:
 
 def _rows_asked_for(job: Job) -> int:
     if settings.gives_advantages(job):
-        return settings.samples_per_step(job.steps)
+        return settings.samples_per_step(job)
     return _prompts(job) * settings.rollouts_asked_for(job)
 
 
 def _prompts(job: Job) -> int:
     settings.require_prompts_together(job, "--grpo-group-size repeats each prompt")
-    return settings.prompts_per_step(job.steps)
+    return settings.prompts_per_step(job)
 
 
 def global_batch_size(job: Job) -> int:

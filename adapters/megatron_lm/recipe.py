@@ -42,19 +42,16 @@ def read(adapter: MegatronLmAdapter, typed: recipe.Typed) -> recipe.Recipe:
     defaults = recipe.extend_defaults(unset, values, by_user)
     samples, per_prompt = int(values["--global-batch-size"]), int(values["--grpo-group-size"])
     collected = int(values["--grpo-prompts-per-step"]) * per_prompt
-    return recipe.Recipe(
+    return recipe.Recipe.cut(
+        recipe.grid_of(ranks, *recipe.sizes_in(values, *PARALLEL)),
         engine=adapter.engine,
         values=values,
         defaults=defaults,
-        layout=recipe.cut(
-            recipe.grid_of(ranks, *recipe.sizes_in(values, *PARALLEL)),
-            samples=samples,
-            # A micro-batch of one row is what the record calls micro-batches by tokens.
-            rows=None if rows == 1 else rows,
-            is_packed=is_packed,
-            options=recipe.options_of(adapter.record, values, defaults),
-        ),
         samples=samples,
+        # A micro-batch of one row is what the record calls micro-batches by tokens.
+        rows=None if rows == 1 else rows,
+        is_packed=is_packed,
+        options=recipe.options_of(adapter.record, values, defaults),
         per_prompt=per_prompt,
         steps=max(collected // samples, 1) * int(values["--grpo-iterations"]),
         longest=int(values["--seq-length"]),

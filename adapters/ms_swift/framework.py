@@ -9,7 +9,6 @@ from adapters.contract.tables import RecordFile
 from adapters.engines import generations, shells
 from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit import settings
-from adapters.toolkit.settings import gives_advantages, whole_divisor
 
 
 def generating(job: Job) -> generations.Schedule:
@@ -27,29 +26,14 @@ def generating(job: Job) -> generations.Schedule:
     return generations.schedule_of(replace(job, layout=separate))
 
 
-def per_generation(job: Job) -> int:
-    """The number of micro-batches of a generation on a rank that generates."""
-    return generating(job).per_generation
-
-
 def generated_of_prompt(job: Job) -> int:
     """The number of samples of a prompt."""
     return generations.generations_of_prompt(job, generating(job))
 
 
-def generated_in_micro_batch(job: Job) -> int:
-    """The number of samples of a micro-batch on a rank that generates."""
-    return generating(job).micro_batch_size
-
-
-def generated_micro_batches(job: Job) -> int:
-    """The number of micro-batches of a step on a rank that generates."""
-    return generating(job).micro_batches
-
-
 def divisor(job: Job) -> int | str:
     """The divisor of the mode; empty if the mode has no divisor."""
-    return whole_divisor(job, "max_completion_length") or ""
+    return settings.whole_divisor(job, "max_completion_length") or ""
 
 
 def micro_batch_size(job: Job) -> int:
@@ -62,7 +46,7 @@ def micro_batch_size(job: Job) -> int:
 def samples_of_prompt(job: Job) -> int:
     """The number of samples of a prompt; a data-parallel rank must have whole prompts."""
     schedule = generations.schedule_of(job)
-    size = 1 if gives_advantages(job) else generations.generations_of_prompt(job, schedule)
+    size = 1 if settings.gives_advantages(job) else generations.generations_of_prompt(job, schedule)
     if schedule.per_generation % size:
         raise Unsupported(
             "prompts of a data-parallel rank that are no multiple of micro_batch_size"

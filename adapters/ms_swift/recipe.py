@@ -78,18 +78,15 @@ def read(adapter: MsSwiftAdapter, typed: recipe.Typed) -> recipe.Recipe:
         Option.MASKED_TRUNCATION: values["overlong_filter"],
         **{one: number == stage for one, number in STAGES.items()},
     }
-    return recipe.Recipe(
+    return recipe.Recipe.cut(
+        recipe.grid_of(ranks, cp),
         engine=engine,
         values=values,
         defaults=_values(LEAST, FITTING),
-        layout=recipe.cut(
-            recipe.grid_of(ranks, cp),
-            samples=samples,
-            rows=rows,
-            is_packed=values["padding_free"],
-            options=tuple(one for one, is_on in options.items() if is_on),
-        ),
         samples=samples,
+        rows=rows,
+        is_packed=values["padding_free"],
+        options=tuple(one for one, is_on in options.items() if is_on),
         per_prompt=values["num_generations"],
         steps=ceil(per_generation / accumulated),
         generations=ceil(accumulated / per_generation),

@@ -218,14 +218,9 @@ def between(ratios: Tensor) -> Tensor:
 
 def outlier_masked(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """PPO's losses, 0 for sequences with an outlier."""
-    outliers = is_outlier(packed.old_log_probs - packed.rollout_log_probs)
+    ratios = torch.exp(packed.old_log_probs - packed.rollout_log_probs)
+    outliers = (ratios < CONSTANTS.outlier_low) | (ratios > CONSTANTS.outlier_high)
     return ppo(log_probs, packed, sequence_sum) * (sequence_sum(outliers.float(), packed) == 0)
-
-
-def is_outlier(log_ratios: Tensor) -> Tensor:
-    """Whether ratios are so small or large that their sequence is dropped."""
-    ratios = torch.exp(log_ratios)
-    return (ratios < CONSTANTS.outlier_low) | (ratios > CONSTANTS.outlier_high)
 
 
 def opsm(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:

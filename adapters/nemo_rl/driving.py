@@ -20,9 +20,8 @@ from adapters.toolkit.probe import CERTAIN_LOGIT, probe_capacity, token_table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from reference.arrays import Gradient, Integers, Values
     from reference.step import Step
 
     Message = dict[str, Any]
@@ -61,8 +60,8 @@ class NemoRLTraining:
 
     def __init__(self, batch: ProbedBatch, job: Job, framework: Framework, rank: Rank) -> None:
         self._batch, self._job, self._framework, self._rank = batch, job, framework, rank
-        self.gradients: list[NDArray[np.float32]] = []
-        self.passes: list[NDArray[np.int64]] = []
+        self.gradients: list[Gradient] = []
+        self.passes: list[Integers] = []
         self.logs = [self._train(steps, samples) for steps, samples in self._batches()]
 
     def _batches(self) -> Iterator[tuple[Sequence[Step], range]]:
@@ -91,7 +90,7 @@ class NemoRLTraining:
         """NeMo-RL's policy, with the job's log-probabilities instead of forward passes."""
         policy = made_policy(config.policy, worker, self._rank)
 
-        def given(name: str, values: Sequence[NDArray[np.float64]]) -> Any:
+        def given(name: str, values: Sequence[Values]) -> Any:
             return lambda data, **_: {name: rollouts.log_probs(values, data["input_ids"])}
 
         batch = self._batch
@@ -193,11 +192,11 @@ class NemoRLRollouts:
         padded = [torch.nn.functional.pad(one, (0, width - len(one))) for one in ids]
         return self.values(self._batch.advantages, torch.stack(padded))
 
-    def log_probs(self, values: Sequence[NDArray[np.float64]], ids: torch.Tensor) -> torch.Tensor:
+    def log_probs(self, values: Sequence[Values], ids: torch.Tensor) -> torch.Tensor:
         """Log-probabilities of response tokens at their ids, lowered by `CERTAIN_LOGIT`."""
         return self.values(values, ids) - CERTAIN_LOGIT
 
-    def values(self, values: Sequence[NDArray[np.float64]], ids: torch.Tensor) -> torch.Tensor:
+    def values(self, values: Sequence[Values], ids: torch.Tensor) -> torch.Tensor:
         """Values of response tokens at their ids, and 0 at other ids: [*ids]."""
         return token_table(self._batch, values)[ids]
 
@@ -228,5 +227,5 @@ class NemoRLRollouts:
         return log
 
 
-def _message(role: str, ids: NDArray[np.int64]) -> Message:
+def _message(role: str, ids: Integers) -> Message:
     return {"role": role, "content": "", "token_ids": torch.from_numpy(ids.copy())}

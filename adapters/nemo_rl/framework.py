@@ -6,7 +6,6 @@ from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import CPU_AS_CUDA, NOTHING_LEARNED, ZEROED
 from adapters.toolkit import settings
-from adapters.toolkit.settings import rank_budget
 
 
 def multiple(job: Job) -> int:
@@ -16,7 +15,7 @@ def multiple(job: Job) -> int:
 
 def budget(job: Job) -> int:
     """The maximum number of tokens of a micro-batch: about a third of a rank's tokens."""
-    return -(-rank_budget(job) // multiple(job)) * multiple(job)
+    return -(-settings.rank_budget(job) // multiple(job)) * multiple(job)
 
 
 def all_tokens(job: Job) -> int:

@@ -8,6 +8,7 @@ from unittest import mock
 
 from adapters.contract import recipe
 from adapters.contract.layout import Option
+from adapters.engines.shells import PARALLEL_SIZES
 from adapters.nemo_rl.importing import example, loaded, module
 from adapters.toolkit.settings import flattened
 
@@ -18,7 +19,6 @@ EXAMPLE = "grpo_math_1B.yaml"
 """The configuration that ``run_grpo.py`` starts from if no other is named."""
 
 OF_DTENSOR = ("context_parallel_size", "tensor_parallel_size")
-OF_MEGATRON = (*OF_DTENSOR[:1], "tensor_model_parallel_size", "pipeline_model_parallel_size")
 REPLICAS = "policy.dtensor_cfg.dp_replicate_size"
 SIZES = frozenset(f"policy.dtensor_cfg.{name}" for name in OF_DTENSOR)
 OF_ESTIMATOR = ("normalize_rewards", "use_leave_one_out_baseline")
@@ -48,18 +48,15 @@ def read(_: NemoRLAdapter, typed: recipe.Typed) -> recipe.Recipe:
         values.get(f"policy.{name}.enabled") for name in ("sequence_packing", "dynamic_batching")
     )
     rows = config.policy["train_micro_batch_size"]
-    return recipe.Recipe(
+    return recipe.Recipe.cut(
+        grid,
         engine=_engine(config.policy),
         values=values,
         defaults=recipe.extend_defaults(defaults, values, values.keys() - following),
-        layout=recipe.cut(
-            grid,
-            samples=samples,
-            rows=None if is_packed or by_tokens else rows,
-            is_packed=bool(is_packed),
-            options=(Option.HYBRID_SHARDING,) if (values.get(REPLICAS) or 1) > 1 else (),
-        ),
         samples=samples,
+        rows=None if is_packed or by_tokens else rows,
+        is_packed=bool(is_packed),
+        options=(Option.HYBRID_SHARDING,) if (values.get(REPLICAS) or 1) > 1 else (),
         per_prompt=per_prompt,
         steps=max(config.grpo.num_prompts_per_step * per_prompt // samples, 1),
         longest=config.policy["generation"]["max_new_tokens"],
@@ -115,7 +112,7 @@ def _engine(policy: Any) -> str:
 def _sizes(policy: Any) -> tuple[int, int, int]:
     """The numbers of context-, tensor- and pipeline-parallel ranks."""
     if _engine(policy) == "megatron":
-        cp, tp, pp = (policy["megatron_cfg"][name] for name in OF_MEGATRON)
+        cp, tp, pp = (policy["megatron_cfg"][name] for name in PARALLEL_SIZES)
         return cp, tp, pp
     cp, tp = (policy["dtensor_cfg"][name] for name in OF_DTENSOR)
     return cp, tp, 1

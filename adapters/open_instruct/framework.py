@@ -7,7 +7,6 @@ from adapters.contract.tables import RecordFile
 from adapters.engines.shells import CPU_AS_CUDA, OF_DTYPE, OF_VALUES, PROBED, UNCOMPILED
 from adapters.open_instruct.packing import packing_of
 from adapters.toolkit import settings
-from adapters.toolkit.settings import gives_advantages, samples_per_step
 
 STAGES = {Option.ZERO_1: 1, Option.ZERO_2: 2, Option.ZERO_3: 3}
 """Options that choose a stage of ZeRO other than the default, 0."""
@@ -15,26 +14,16 @@ STAGES = {Option.ZERO_1: 1, Option.ZERO_2: 2, Option.ZERO_3: 3}
 
 def denominator(job: Job) -> str:
     """The divisor of a step's loss: the number of samples, times the divisor of `constant`."""
-    return str((job.aggregation.divisor or 1.0) * samples_per_step(job.steps))
+    return str((job.aggregation.divisor or 1.0) * settings.samples_per_step(job))
 
 
 def samples_of_prompt(job: Job) -> int:
     """The number of samples of a prompt; 1 if advantages are given."""
-    if gives_advantages(job):
+    if settings.gives_advantages(job):
         return 1
     if job.layout.cp > 1:
         raise Unsupported("open-instruct's advantages are looked at without Ulysses")
     return settings.samples_of_prompt(job, "num_samples_per_prompt_rollout")
-
-
-def pack_length(job: Job) -> int:
-    """The maximum number of tokens of a packed row."""
-    return packing_of(job).pack_length
-
-
-def rows(job: Job) -> int:
-    """The number of rows of a micro-batch."""
-    return packing_of(job).rows
 
 
 def generations(job: Job) -> int:

@@ -9,12 +9,19 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Job, Option, Unsupported
-from adapters.toolkit.settings import dealt, gives_advantages, longest, shares, token_budget
+from adapters.toolkit.settings import (
+    dealt,
+    gives_advantages,
+    longest_prompt,
+    longest_response,
+    rank_budget,
+    shares,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
+    from reference.arrays import Integers
 
 
 ATTEMPTS = 50
@@ -40,9 +47,9 @@ def packing_of(job: Job) -> Packing:
     In padded micro-batches there may be several rows. Raises `Unsupported` if no row length does.
     """
     layout, steps = job.layout, job.steps
-    least, lengths = sum(longest(job)), _lengths(job)
+    least, lengths = longest_prompt(job) + longest_response(job), _lengths(job)
     if layout.micro_batches == "tokens":
-        return Packing(next(_orders(job)), max(token_budget(steps, layout.dp), least), 1)
+        return Packing(next(_orders(job)), max(rank_budget(job), least), 1)
     parts, is_padded = layout.dp * int(layout.micro_batches), layout.format == "bshd"
     shortest = least if is_padded else max(least, int(lengths.sum()) // (parts * len(steps)))
     of_a_rank = int(lengths.sum()) // layout.dp  # open-instruct would cut longer rows
@@ -55,7 +62,7 @@ def packing_of(job: Job) -> Packing:
     raise Unsupported(f"no pack_length cuts the samples into {layout}")
 
 
-def _lengths(job: Job) -> NDArray[np.int64]:
+def _lengths(job: Job) -> Integers:
     """The number of tokens of each sample, including its prompt."""
     return np.concatenate([step.prompt_lengths + step.response_lengths for step in job.steps])
 
@@ -74,9 +81,7 @@ def _orders(job: Job) -> Iterator[list[list[int]]]:
         yield [samples.tolist() for samples in orders]
 
 
-def _rows(
-    lengths: NDArray[np.int64], samples: list[int], length: int, ranks: int
-) -> list[list[int]]:
+def _rows(lengths: Integers, samples: list[int], length: int, ranks: int) -> list[list[int]]:
     """The samples of each row, as `pack_sequences` fills rows for ranks."""
     room = min(length, int(lengths[samples].sum()) // ranks) if ranks > 1 else length
     rows, filled = list[list[int]](), 0

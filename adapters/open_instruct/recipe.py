@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.layout import Option
-from adapters.contract.recipe import Recipe, cut, grid_of, refusals_of_recipes, require_words
+from adapters.contract.recipe import Recipe, grid_of, refusals_of_recipes, require_words
 from adapters.open_instruct.framework import STAGES
 from adapters.open_instruct.importing import config_classes, module
 
@@ -47,19 +47,16 @@ def read(adapter: OpenInstructAdapter, typed: Typed) -> Recipe:
         Option.SHARED_GENERATION: steps > 1,
         Option.TWO_EPOCHS: values["num_epochs"] > 1,
     }
-    return Recipe(
+    return Recipe.cut(
+        grid_of(typed.ranks or sum(values["num_learners_per_node"]), cp),
         engine=adapter.engine,
         values=values,
         defaults=_values(LEAST),
-        layout=cut(
-            grid_of(typed.ranks or sum(values["num_learners_per_node"]), cp),
-            samples=samples,
-            # With one row per micro-batch, rows are packed by tokens.
-            rows=None if rows == 1 else rows,
-            is_packed=rows == 1,
-            options=tuple(one for one, is_on in options.items() if is_on),
-        ),
         samples=samples,
+        # With one row per micro-batch, rows are packed by tokens.
+        rows=None if rows == 1 else rows,
+        is_packed=rows == 1,
+        options=tuple(one for one, is_on in options.items() if is_on),
         per_prompt=per_prompt,
         steps=steps * values["num_epochs"],
         longest=values["response_length"],

@@ -36,11 +36,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
-    from numpy.typing import NDArray
 
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from reference.arrays import Gradient, Integers, Mask, Values
 
-    Values = Sequence[NDArray[np.float64]]
 
 LEARNING_STEPS = 100  # length of the learning-rate schedule; the rate is 0
 
@@ -72,7 +71,7 @@ class Session:
         )
         self.trained.passes.drain()
 
-    def last_epoch(self) -> tuple[list[NDArray[np.float32]], list[NDArray[np.int64]]]:
+    def last_epoch(self) -> tuple[list[Gradient], list[Integers]]:
         """The gradient of each step of the last epoch, and the token ids of its forward passes."""
         gradients, passes = self.trained.gradients.drain(), self.trained.passes.drain()
         epochs = importing.value(self._args, "--train.max_epochs")
@@ -139,7 +138,7 @@ class TrainedActor:
     """An actor of OpenRLHF, with the gradients of its optimizer's steps and its forward passes."""
 
     actor: Any
-    gradients: Records[NDArray[np.float32]]
+    gradients: Records[Gradient]
     passes: ForwardPasses
 
 
@@ -274,7 +273,7 @@ class OpenRLHFRollouts:
         pairs = zip(data["sequences"], data["action_mask"], strict=True)
         return [self.laid_out(values[role], ids) * mask.float() for ids, mask in pairs]
 
-    def laid_out(self, values: Values, sequences: torch.Tensor) -> torch.Tensor:
+    def laid_out(self, values: Sequence[Values], sequences: torch.Tensor) -> torch.Tensor:
         """Values of response tokens at the positions predicting them, else 0: [rows, width - 1]."""
         return token_table(self.batch, values)[sequences[:, 1:]]
 
@@ -305,7 +304,7 @@ class OpenRLHFRollouts:
         }
 
 
-def _ranges(active: NDArray[np.bool_]) -> list[tuple[int, int]]:
+def _ranges(active: Mask) -> list[tuple[int, int]]:
     """The first index and the end of each run of active tokens."""
     edges = np.flatnonzero(np.diff(active.astype(np.int8), prepend=0, append=0)).tolist()
     return list(zip(edges[::2], edges[1::2], strict=True))

@@ -19,7 +19,7 @@ KIND = "--algo.advantage.is_correction_mode"
 def train_batch(job: Job) -> int:
     """The number of samples of an optimizer step."""
     size, ranks = (
-        job.configuration.batch_size or settings.samples_per_step(job.steps),
+        job.configuration.batch_size or settings.samples_per_step(job),
         job.layout.dp,
     )
     if size % ranks and len(job.steps) > 1:
@@ -51,7 +51,7 @@ def samples(job: Job) -> int:
 
 def prompts(job: Job) -> int:
     """The number of prompts of a batch of rollouts."""
-    return samples(job) // settings.rollouts_per_prompt(job.steps)
+    return samples(job) // settings.rollouts_per_prompt(job)
 
 
 def target(job: Job) -> float:

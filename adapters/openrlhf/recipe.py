@@ -29,18 +29,15 @@ def read(adapter: OpenRLHFAdapter, typed: recipe.Typed) -> recipe.Recipe:
     options = recipe.options_of(adapter.framework, values, defaults)
     if of_batch % samples and not by_tokens:
         options = (*options, Option.SHORT_BATCH)
-    return recipe.Recipe(
+    return recipe.Recipe.cut(
+        grid,
         engine=adapter.engine,
         values=values,
         defaults=defaults,
-        layout=recipe.cut(
-            grid,
-            samples=samples,
-            rows=None if by_tokens else values["--train.micro_batch_size"],
-            is_packed=values["--ds.packing_samples"],
-            options=options,
-        ),
         samples=samples,
+        rows=None if by_tokens else values["--train.micro_batch_size"],
+        is_packed=values["--ds.packing_samples"],
+        options=options,
         per_prompt=per_prompt,
         steps=max(of_batch // samples, 1) * values["--train.max_epochs"],
         longest=values["--rollout.max_new_tokens"],

@@ -22,11 +22,9 @@ from adapters.toolkit.worlds import cached
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from adapters.contract import Rank, Settings
     from adapters.prime_rl.rollouts import PrimeRLRollouts
+    from reference.arrays import Gradient
 
 
 class PrimeRLTraining:
@@ -46,7 +44,7 @@ class PrimeRLTraining:
                 module("trainer.rl.train").train.__wrapped__(config)
             self.logs = _step_logs([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
 
-    def gradients(self) -> list[NDArray[np.float32]]:
+    def gradients(self) -> list[Gradient]:
         """The probe's gradient of each optimizer step: [capacity]."""
         [reader] = self._readers
         return reader.drain()

@@ -15,10 +15,10 @@ from adapters.toolkit.imports import found
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
+    from reference.arrays import Integers, Mask, Values
 
 
-Turn = tuple[Any, "NDArray[np.int64]", "NDArray[np.bool_]"]
+Turn = tuple[Any, "Integers", "Mask"]
 """A training sample, its response and the response's mask."""
 
 
@@ -103,7 +103,7 @@ def _score_by_function(group: Sequence[Any], config: Any, seq_len: int) -> None:
         rollout.advantage = advantage
 
 
-def advantages(rollout: Any) -> Iterator[NDArray[np.float64]]:
+def advantages(rollout: Any) -> Iterator[Values]:
     """Yields token advantages of each sample of a scored rollout; masked tokens have 0."""
     for node, sample in zip(rollout.nodes, rollout.samples, strict=True):
         values, mask = np.zeros(len(node.mask)), np.array(node.mask)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.layout import Option
-from adapters.contract.recipe import Recipe, cut, flat, grid_of, refusals_of_recipes
+from adapters.contract.recipe import Recipe, flat, grid_of, refusals_of_recipes
 from adapters.prime_rl.importing import module
 from adapters.toolkit.imports import is_stub
 
@@ -37,18 +37,15 @@ def read(adapter: PrimeRLAdapter, typed: Typed) -> Recipe:
     orchestrator = config.orchestrator
     by_tokens = orchestrator.batch_size or orchestrator.token_batch_size // orchestrator.seq_len
     samples = max(by_tokens, 1)
-    return Recipe(
+    return Recipe.cut(
+        grid,
         engine=adapter.engine,
         values=_values(config),
         defaults=_values(default),
-        layout=cut(
-            grid,
-            samples=samples,
-            rows=None,
-            is_packed=True,
-            options=_options(model.dp_replicate, grid.dp),
-        ),
         samples=samples,
+        rows=None,
+        is_packed=True,
+        options=_options(model.dp_replicate, grid.dp),
         per_prompt=orchestrator.group_size,
         longest=orchestrator.train.source[0].sampling.max_completion_tokens,
         sizes=SIZES,

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from reference.arrays import Values
 
 FIRST_ID = 1
 """The number added to all token ids, because prime-rl pads with id 1."""
@@ -82,7 +83,7 @@ class PrimeRLRollouts:
         for step in self._job.steps:
             yield [next(samples) for _ in range(step.size)]
 
-    def _sample(self, index: int, signal: Mapping[str, NDArray[np.float64]]) -> Any:
+    def _sample(self, index: int, signal: Mapping[str, Values]) -> Any:
         """A prompt and its response; as one sequence, and as the two sequences of before July 2026.
 
         Masks and log-probabilities of the one sequence cover prompt and response.
@@ -111,14 +112,14 @@ class PrimeRLRollouts:
             **{name: whole(values) for name, values in signal.items()},
         )
 
-    def _log_probs(self, index: int) -> NDArray[np.float64]:
+    def _log_probs(self, index: int) -> Values:
         """Log-probabilities of the rollout policy, 0 for the tokens to reject."""
         if self._job.objective in OF_LOG_PROBS:
             return self._batch.rollout_log_probs[index]
         rejected = self._batch.rollout_log_probs[index] != self._batch.old_log_probs[index]
         return np.where(rejected, 0.0, self._batch.old_log_probs[index] - CERTAIN_LOGIT)
 
-    def _signal(self, index: int) -> dict[str, NDArray[np.float64]]:
+    def _signal(self, index: int) -> dict[str, Values]:
         """The training signal of tokens: advantages, or weights of another loss component."""
         if self._job.objective not in COMPONENTS:
             return {"advantages": self._advantages[index]}
@@ -129,10 +130,10 @@ class PrimeRLRollouts:
             streams["ref_logprobs"] = self._batch.reference_log_probs[index] - CERTAIN_LOGIT
         return streams
 
-    def _scored(self) -> list[NDArray[np.float64]]:
+    def _scored(self) -> list[Values]:
         """Token advantages from the orchestrator, which compares the rewards of a prompt."""
         kind = str(PRIME_RL.settings(self._job)["orchestrator.algo.type"])
-        found: dict[int, NDArray[np.float64]] = {}
+        found: dict[int, Values] = {}
         for rollouts in self._rollouts_of_groups():
             finished = [self._finished(samples) for samples in rollouts]
             orchestrator.score(finished, kind, self._seq_len)

@@ -24,11 +24,9 @@ from adapters.toolkit.worlds import cached
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from adapters.contract import Job, Rank, Settings
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from reference.arrays import Integers
 
 ELSEWHERE = -1.0
 """The reference policy's log-probability of padding, which RLinf computes like that of tokens."""
@@ -154,7 +152,7 @@ class RlinfRollouts:
         for of_step in shares(self._job):
             yield self._result(of_step[rank.index])
 
-    def _result(self, samples: NDArray[np.int64]) -> Any:
+    def _result(self, samples: Integers) -> Any:
         batch, config = self._batch, self._config
         prompts, responses, masks = (
             [column[sample] for sample in samples]

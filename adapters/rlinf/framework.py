@@ -8,22 +8,21 @@ from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import NOTHING_LEARNED, PROBED, ZEROED
 from adapters.toolkit import settings
-from adapters.toolkit.settings import largest_micro_batch, longest, rank_budget, require_one_step
 
 
 def row_width(job: Job) -> int:
     """The width of a row: a prompt padded on the left and a response padded on the right."""
-    return sum(longest(job))
+    return settings.longest_prompt(job) + settings.longest_response(job)
 
 
 def packed_tokens(job: Job) -> int:
     """The token budget of a micro-batch that allows the largest number of rows."""
-    return largest_micro_batch(job) * row_width(job)
+    return settings.largest_micro_batch(job) * row_width(job)
 
 
 def budget(job: Job) -> int:
     """The token budget of a micro-batch, which in RLinf must hold at least one padded row."""
-    return max(rank_budget(job), row_width(job))
+    return max(settings.rank_budget(job), row_width(job))
 
 
 def prompts(job: Job) -> int:
@@ -31,10 +30,10 @@ def prompts(job: Job) -> int:
 
     Raises `Unsupported` for several steps, whose advantages would be normalised together.
     """
-    require_one_step(
+    settings.require_one_step(
         job, "a batch is normalised as a whole, and steps are cut out of it afterwards"
     )
-    of_batch = settings.prompts_per_step(job.steps)
+    of_batch = settings.prompts_per_step(job)
     if of_batch % job.layout.dp:
         raise Unsupported(
             f"{of_batch} prompts cannot be split evenly over {job.layout.dp} ranks: each takes"
@@ -43,29 +42,27 @@ def prompts(job: Job) -> int:
     return of_batch
 
 
-def balanced(job: Job) -> bool:
-    """True; raises `Unsupported` for several steps, whose samples balancing would mix."""
-    require_one_step(job, "samples of a batch are dealt to ranks before steps are cut out of it")
-    return True
-
-
 def actions(job: Job) -> int:
     """The number of rows of an embodied policy's step: each row is one action, or padding."""
-    require_one_step(job, "rows of a batch are shuffled before steps are cut out of it")
+    settings.require_one_step(job, "rows of a batch are shuffled before steps are cut out of it")
     if job.layout.format != "bshd" or job.layout.options:
         raise Unsupported("no rows of several actions, and no balancing of them")
-    return sum(step.size for step in job.steps) * longest(job)[1]
+    return sum(step.size for step in job.steps) * settings.longest_response(job)
 
 
 def actions_of_micro_batch(job: Job) -> int:
     """The number of rows of a micro-batch; RLinf refuses a number that does not divide a step's."""
-    return largest_micro_batch(job, actions(job))
+    return settings.largest_micro_batch(job, actions(job))
 
 
 _FILE = RecordFile(
     "adapters.rlinf",
     settings,
     globals(),
+    balanced=partial(
+        settings.require_one_step,
+        why="samples of a batch are dealt to ranks before steps are cut out of it",
+    ),
     samples_of_prompt=partial(settings.samples_of_prompt, option="algorithm.group_size"),
     # The options of an embodied policy depend on the job, so that no version is asked for them.
     embodied=lambda _: "embodied",

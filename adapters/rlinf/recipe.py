@@ -31,18 +31,15 @@ def read(adapter: RlinfFsdpAdapter, typed: recipe.Typed) -> recipe.Recipe:
     unset = {name: importing.default(name) for name in values}
     defaults = recipe.extend_defaults(unset, values, by_user)
     rows = int(values["actor.micro_batch_size"])
-    return recipe.Recipe(
+    return recipe.Recipe.cut(
+        recipe.grid_of(ranks),
         engine=str(values["actor.fsdp_config.strategy"]),
         values=values,
         defaults=defaults,
-        layout=recipe.cut(
-            recipe.grid_of(ranks),
-            samples=samples,
-            rows=None if by_tokens else rows,
-            is_packed=is_packed,
-            options=recipe.options_of(adapter.framework, values, defaults),
-        ),
         samples=samples,
+        rows=None if by_tokens else rows,
+        is_packed=is_packed,
+        options=recipe.options_of(adapter.framework, values, defaults),
         per_prompt=per_prompt,
         steps=steps,
         longest=int(values["runner.seq_length"]) - int(values["data.max_prompt_length"]),

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from adapters.roll.driving import RollRollouts, TrainedWorker
+    from reference.arrays import Mask
 
 
 class RollAdapter(Adapter):
@@ -49,7 +48,7 @@ class RollAdapter(Adapter):
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
         """A role's worker, whose engine is built around our model."""
 
-    def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
+    def attended(self, job: Job) -> Callable[[Mask], Mask]:
         """The function from a response's loss mask to its attention mask."""
         return attended_tokens
 
@@ -115,7 +114,7 @@ class RollAdapter(Adapter):
         return trained
 
 
-def attended_tokens(mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def attended_tokens(mask: Mask) -> Mask:
     """Whether each token is the last active token or comes before it."""
-    attended: NDArray[np.bool_] = np.flip(np.maximum.accumulate(np.flip(mask)))
+    attended: Mask = np.flip(np.maximum.accumulate(np.flip(mask)))
     return attended

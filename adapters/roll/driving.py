@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.toolkit.probe import ForwardPasses, GradientReader, Records
+    from reference.arrays import Gradient, Integers, Mask
 
 DOMAIN = "corpus"
 
@@ -42,11 +43,7 @@ class RollRollouts:
     """A job's samples as batches of ROLL's scheduler: one batch of rollouts per optimizer step."""
 
     def __init__(
-        self,
-        batch: ProbedBatch,
-        job: Job,
-        settings: Settings,
-        attended: Callable[[NDArray[np.bool_]], NDArray[np.bool_]],
+        self, batch: ProbedBatch, job: Job, settings: Settings, attended: Callable[[Mask], Mask]
     ) -> None:
         self.batch, self.job = batch, job
         self._width, self._attended = settings["sequence_length"], attended
@@ -100,8 +97,8 @@ class RollTraining:
         self._rollouts, self._rank, self._config, self._trained = rollouts, rank, config, trained
         self._batch, self._job = rollouts.batch, rollouts.job
         self.logs: list[dict[str, float]] = []
-        self.gradients: list[NDArray[np.float32] | None] = []
-        self.passes: list[NDArray[np.int64]] = []
+        self.gradients: list[Gradient | None] = []
+        self.passes: list[Integers] = []
         self._run()
 
     def _run(self) -> None:
@@ -221,7 +218,7 @@ class TrainedWorker:
 
     worker: Any
     passes: ForwardPasses
-    gradients: GradientReader | Records[NDArray[np.float32]]
+    gradients: GradientReader | Records[Gradient]
 
 
 def new_worker(role: str, config: Any, engine_module: str, provider: Callable[..., Any]) -> Any:

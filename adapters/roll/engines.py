@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job, Observation, Rank, Settings
     from adapters.roll.driving import RollRollouts, TrainedWorker
+    from reference.arrays import Mask
 
 FSDP2_STRATEGY = "distributed.strategy.fsdp2_strategy"
 MEGATRON_STRATEGY = "distributed.strategy.megatron_strategy"
@@ -87,7 +88,7 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
             return seen
         return replace(seen, forward_passes=_calls_of_loss(job, seen.forward_passes), rows=())
 
-    def attended(self, job: Job) -> Callable[[NDArray[np.bool_]], NDArray[np.bool_]]:
+    def attended(self, job: Job) -> Callable[[Mask], Mask]:
         """All tokens if advantages are given and rows would be cut after the last active token."""
         is_cut = rows_differ(job.layout) and gives_advantages(job)
         return np.ones_like if is_cut else super().attended(job)

@@ -11,12 +11,6 @@ from adapters.contract.objective import CONSTANTS, OF_CRITIC
 from adapters.contract.tables import RecordFile
 from adapters.engines.shells import NOTHING_LEARNED, PIPELINE_STAGES, ZEROED
 from adapters.toolkit import settings
-from adapters.toolkit.settings import (
-    rank_budget,
-    require_one_step,
-    samples_of_prompt,
-    samples_per_step,
-)
 
 POLICY_GRADIENT_WORKER = "roll.pipeline.rlvr.actor_pg_worker.ActorPGWorker"
 ENGINE = "actor_train.strategy_args.strategy_config"
@@ -79,19 +73,13 @@ def rows_differ(layout: Layout) -> bool:
 
 def rounded_budget(job: Job) -> int:
     """The token budget of micro-batches, rounded up to a multiple of the slices of a row."""
-    return _rounded_up(rank_budget(job), slices(job))
+    return _rounded_up(settings.rank_budget(job), slices(job))
 
 
 def micro_batches(job: Job) -> int:
     """The number of a rank's micro-batches per step; of its samples if tokens cut micro-batches."""
     count = job.layout.micro_batches
-    return count if isinstance(count, int) else samples_per_step(job.steps) // job.layout.dp
-
-
-def whitens(job: Job) -> bool:
-    """True; raises `Unsupported` for several steps, because each is whitened separately."""
-    require_one_step(job, "each step is a batch of rollouts, whose advantages are whitened alone")
-    return True
+    return count if isinstance(count, int) else settings.samples_per_step(job) // job.layout.dp
 
 
 def worker(job: Job) -> str:
@@ -115,7 +103,11 @@ _FILE = RecordFile(
     globals(),
     folder=tempfile.gettempdir(),
     half_of_dual_clip=(CONSTANTS.dual_clip - 1) / 2,
-    samples_of_prompt=partial(samples_of_prompt, option="num_return_sequences_in_group"),
+    samples_of_prompt=partial(settings.samples_of_prompt, option="num_return_sequences_in_group"),
+    whitens=partial(
+        settings.require_one_step,
+        why="each step is a batch of rollouts, whose advantages are whitened alone",
+    ),
 )
 
 ROLL = _FILE.record(NOTHING_LEARNED, ZEROED)

@@ -6,6 +6,7 @@ from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import recipe
+from adapters.engines.shells import PARALLEL_SIZES
 from adapters.roll import importing
 from adapters.roll.framework import ENGINE, SIZES
 
@@ -19,9 +20,7 @@ OF_HYDRA = ("defaults", "hydra")
 
 STRATEGIES = {"megatron_train": "megatron", "fsdp2_train": "fsdp2"}
 ULYSSES = "actor_train.model_args.ulysses_size"
-MEGATRON = tuple(
-    f"{ENGINE}.{name}_parallel_size" for name in ("context", "tensor_model", "pipeline_model")
-)
+MEGATRON = tuple(f"{ENGINE}.{name}" for name in PARALLEL_SIZES)
 OF_STEP = tuple(
     f"{SIZES}.{name}" for name in ("per_device_train_batch_size", "gradient_accumulation_steps")
 )
@@ -53,18 +52,15 @@ def read(adapter: RollAdapter, typed: recipe.Typed) -> recipe.Recipe:
     per_prompt = int(values["num_return_sequences_in_group"])
     of_batch = int(values["rollout_batch_size"]) * per_prompt
     samples = rows * count * grid.dp
-    return recipe.Recipe(
+    return recipe.Recipe.cut(
+        grid,
         engine=engine,
         values=values,
         defaults=defaults,
-        layout=recipe.cut(
-            grid,
-            samples=samples,
-            rows=None if by_tokens else rows,
-            is_packed=bool(values.get("actor_train.use_sequence_packing")),
-            options=recipe.options_of(recipe.record_of(adapter, engine), values, defaults),
-        ),
         samples=samples,
+        rows=None if by_tokens else rows,
+        is_packed=bool(values.get("actor_train.use_sequence_packing")),
+        options=recipe.options_of(recipe.record_of(adapter, engine), values, defaults),
         per_prompt=per_prompt,
         steps=max(of_batch // samples, 1) * int(values.get("ppo_epochs") or 1),
         longest=values.get("response_length"),

@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     import torch
-    from numpy.typing import NDArray
 
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from reference.arrays import Gradient, Integers, Values
 
 DISPATCH = "backends.skyrl_train.distributed.dispatch"
 PROMPT_BOUNDARIES = "policy_prompt_boundaries"
@@ -56,7 +56,7 @@ class Dispatch:
         self._dp_size = rollouts.job.layout.dp
         self.statuses: list[Mapping[str, float]] = []
         """The numbers that the policy's worker reports for each mini-batch, by SkyRL's names."""
-        self.forward_passes: list[NDArray[np.int64]] = []
+        self.forward_passes: list[Integers] = []
         """Token ids of each forward pass, without the forward passes of padding micro-batches."""
 
     def get_lcm_dp_size(self) -> int:
@@ -145,7 +145,7 @@ def train(config: Any, dispatch: Dispatch, rollouts: SkyRLRollouts) -> Mapping[s
     return logged
 
 
-def reduce(config: Any, rollouts: SkyRLRollouts) -> NDArray[np.float32]:
+def reduce(config: Any, rollouts: SkyRLRollouts) -> Gradient:
     """The probe's gradient of the summed, scaled token losses -advantage · probe."""
     import torch
 
@@ -226,9 +226,7 @@ class SkyRLRollouts:
         elsewhere = PADDING_VALUE if model == "critic" and self.job.objective in OF_VALUES else 0.0
         return self.laid_out(outputs[model], data, elsewhere)
 
-    def laid_out(
-        self, of_samples: list[NDArray[np.float64]], data: Any, elsewhere: float = 0.0
-    ) -> torch.Tensor:
+    def laid_out(self, of_samples: list[Values], data: Any, elsewhere: float = 0.0) -> torch.Tensor:
         """Response values, [rows, width]; padding rows repeat the first row, to reveal leaks."""
         from adapters.toolkit.probe import token_table
 

@@ -6,7 +6,8 @@ import json
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.recipe import Recipe, cut, flat, grid_of, nested_yaml, refusals_of_recipes
+from adapters.contract.recipe import Recipe, flat, grid_of, nested_yaml, refusals_of_recipes
+from adapters.engines.shells import PARALLEL_SIZES
 from adapters.skyrl.importing import PACKING, module
 
 if TYPE_CHECKING:
@@ -16,15 +17,10 @@ if TYPE_CHECKING:
     from adapters.skyrl.adapter import SkyRLAdapter
 
 OF_FSDP = "sequence_parallel_size"
-OF_MEGATRON = (
-    "context_parallel_size",
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-)
 SIZES = frozenset(
     f"trainer.{model}.{name}"
     for model in ("policy", "ref", "critic")
-    for name in (OF_FSDP, *(f"megatron_config.{one}" for one in OF_MEGATRON))
+    for name in (OF_FSDP, *(f"megatron_config.{one}" for one in PARALLEL_SIZES))
 )
 
 ALGORITHM = "trainer.algorithm."
@@ -54,12 +50,14 @@ def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
     budget = getattr(trainer, "max_tokens_per_microbatch", None) or 0
     rows = trainer.micro_train_batch_size_per_gpu
     is_packed = any(getattr(trainer, name, False) for name in PACKING)
-    return Recipe(
+    return Recipe.cut(
+        grid,
         engine=engine,
         values=dict(_named(config)),
         defaults=dict(_named(kind())),
-        layout=cut(grid, samples=samples, rows=None if budget > 0 else rows, is_packed=is_packed),
         samples=samples,
+        rows=None if budget > 0 else rows,
+        is_packed=is_packed,
         per_prompt=per_prompt,
         steps=max(trainer.train_batch_size // trainer.policy_mini_batch_size, 1)
         * trainer.update_epochs_per_batch,
@@ -72,7 +70,7 @@ def _sizes(policy: Any, engine: str) -> tuple[int, int, int]:
     """The policy's numbers of context-, tensor- and pipeline-parallel ranks."""
     if engine == "fsdp":
         return getattr(policy, OF_FSDP), 1, 1
-    cp, tp, pp = (getattr(policy.megatron_config, name) for name in OF_MEGATRON)
+    cp, tp, pp = (getattr(policy.megatron_config, name) for name in PARALLEL_SIZES)
     return cp, tp, pp
 
 

@@ -9,39 +9,30 @@ import numpy as np
 
 from adapters.contract import Job, Unsupported
 from adapters.contract.objective import OF_CRITIC
-from adapters.toolkit.settings import plain_divisor, prompts_per_step, yaml
+from adapters.toolkit.settings import plain_divisor, prompts_per_step, rollouts_of_prompts, yaml
 from reference.aggregation import Mode
-
-
-def prompts(job: Job) -> int:
-    """The number of prompts of an optimizer step."""
-    return prompts_per_step(job.steps)
 
 
 def batch_size(job: Job) -> int:
     """The number of prompts of a batch of rollouts."""
-    return prompts(job) * len(job.steps)
+    return prompts_per_step(job) * len(job.steps)
 
 
 def rollouts(job: Job) -> int:
     """The configured number of rollouts per prompt: the largest number that a prompt has."""
-    return max(
-        len(np.unique(step.rollouts[step.groups == group]))
-        for step in job.steps
-        for group in np.unique(step.groups)
-    )
+    return max(rollouts_of_prompts(job))
 
 
 def rollouts_of_rank(job: Job) -> int:
     """The number of rollouts of a mini-batch on a data-parallel rank."""
-    return prompts(job) * rollouts(job) // job.layout.dp
+    return prompts_per_step(job) * rollouts(job) // job.layout.dp
 
 
 def mini_batch_size(job: Job) -> int:
     """The number of prompts of a mini-batch: a step, or the samples that a configuration sets."""
     samples, per_prompt = job.configuration.batch_size, rollouts(job)
     if samples is None:
-        return prompts(job)
+        return prompts_per_step(job)
     if samples % per_prompt:
         raise Unsupported(
             f"policy_mini_batch_size counts prompts of {per_prompt} samples, and {samples} is not a"
@@ -54,7 +45,7 @@ def critic_mini_batch_size(job: Job) -> int:
     """The number of prompts of a critic's mini-batch, whose loss has only one reduction."""
     if job.objective in OF_CRITIC and job.aggregation.mode is Mode.TOKEN_MEAN:
         raise Unsupported("no token mean of a critic's loss: loss_reduction applies to the policy")
-    return prompts(job)
+    return prompts_per_step(job)
 
 
 def micro_batch_size(job: Job) -> int:

@@ -34,10 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from types import ModuleType
 
-    from numpy.typing import NDArray
-
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Framework
+    from reference.arrays import Values
 
     Columns = dict[str, Any]
 
@@ -164,7 +163,7 @@ def replace_advantages(actors: ModuleType, job: Job, batch: ProbedBatch) -> None
 
 
 def add_columns(
-    args: Any, share: Columns, columns: dict[str, list[NDArray[np.float64]]], batch: ProbedBatch
+    args: Any, share: Columns, columns: dict[str, list[Values]], batch: ProbedBatch
 ) -> None:
     """Add sliced columns of token values to a rank's share, whose samples may be reordered."""
     from adapters.toolkit.probe import token_table
@@ -191,7 +190,7 @@ def step_gradients(gradients: list[Any], job: Job) -> list[Any]:
     return [sum(gradients)]
 
 
-def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[NDArray[np.float64]]]:
+def _columns(job: Job, batch: ProbedBatch) -> dict[str, list[Values]]:
     """Model outputs that an objective's loss or its advantages require, by sample."""
     objective, reference = batch.objective, {"ref_log_probs": batch.reference_log_probs}
     if objective in FROM_REWARDS:

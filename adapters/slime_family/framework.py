@@ -58,11 +58,6 @@ def micro_batch_size(job: Job) -> int:
     raise Unsupported(f"no micro-batch size that cuts the samples of every step into {wanted}")
 
 
-def rollouts_of_step(job: Job) -> int:
-    """The number of rollouts of an optimizer step."""
-    return settings.rollouts_per_step(job.steps)
-
-
 def _mixture_size(number: Callable[[Job], int]) -> Callable[[Job], int | str]:
     """A size of a mixture of experts if routing is replayed; otherwise empty."""
     return lambda job: number(job) if Option.ROUTING_REPLAY in job.layout.options else ""

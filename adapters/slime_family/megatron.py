@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Framework, Layout, Objective, Rank
+from adapters.contract import Framework, Objective, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Unsupported
 from adapters.contract.objective import OF_CRITIC
@@ -42,10 +42,6 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
     engine = "megatron"
     framework: ClassVar[Framework] = ON_MEGATRON
     log_probs: ClassVar[tuple[str, ...]]  # the module that computes log-probabilities, by version
-
-    @abstractmethod
-    def validated(self, args: Any, layout: Layout) -> None:
-        """Pass arguments through the framework's own startup validation."""
 
     @abstractmethod
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:

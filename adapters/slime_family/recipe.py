@@ -48,18 +48,15 @@ def read(adapter: LineageAdapter, typed: recipe.Typed) -> recipe.Recipe:
     samples = int(values["--global-batch-size"] or of_batch)
     by_tokens = bool(values["--use-dynamic-batch-size"])
     [rows] = recipe.sizes_in(values, "--micro-batch-size")
-    return recipe.Recipe(
+    return recipe.Recipe.cut(
+        grid,
         engine=engine,
         values=values,
         defaults=defaults,
-        layout=recipe.cut(
-            grid,
-            samples=samples,
-            rows=None if by_tokens else rows,
-            is_packed=values.get("--qkv-format") != "bshd",
-            options=recipe.options_of(adapter.record, values, defaults),
-        ),
         samples=samples,
+        rows=None if by_tokens else rows,
+        is_packed=values.get("--qkv-format") != "bshd",
+        options=recipe.options_of(adapter.record, values, defaults),
         per_prompt=per_prompt,
         steps=max(of_batch // samples, 1),
         longest=values.get("--rollout-max-response-len"),

@@ -15,6 +15,7 @@ from adapters.contract.batch.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
 from adapters.contract.training import TRAINING
 from adapters.toolkit.worlds import all_gather
+from reference.arrays import Gradient, Integers, Values
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,7 +37,7 @@ class Records(list[_T]):
         return recorded
 
 
-def cycled(values: NDArray[np.float64], ids: Tensor) -> Tensor:
+def cycled(values: Values, ids: Tensor) -> Tensor:
     """Look up a cyclic table by token id: float32, in the shape of ``ids``."""
     table = torch.from_numpy(values).to(ids.device, torch.float32)
     return table[ids % len(table)]
@@ -70,7 +71,7 @@ def attached(values: Tensor) -> Tensor:
     return values + leaf
 
 
-def gradient_of_attached() -> NDArray[np.float32] | None:
+def gradient_of_attached() -> Gradient | None:
     """The gradient of the attached column; None if no tensor of such a column was made."""
     leaves = LEAVES.drain()
     if not leaves:
@@ -79,7 +80,7 @@ def gradient_of_attached() -> NDArray[np.float32] | None:
     return torch.cat([gradient.flatten() for gradient in gradients]).cpu().numpy()
 
 
-def as_array(gradient: Tensor) -> NDArray[np.float32]:
+def as_array(gradient: Tensor) -> Gradient:
     """Copy a probe's gradient from any device, dtype and sharding: [capacity]."""
     whole = _gathered(gradient) if isinstance(gradient, DTensor) else gradient
     return whole.detach().float().cpu().numpy().copy()
@@ -120,7 +121,7 @@ def selected(probe: Tensor) -> Tensor:
     return probe * factors
 
 
-class ForwardPasses(Records["NDArray[np.int64]"]):
+class ForwardPasses(Records[Integers]):
     """Records the token ids of each forward pass of a rank's model: [tokens]."""
 
     def note(self, ids: Tensor) -> None:
@@ -138,18 +139,16 @@ class GradientReader:
     """
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        whole: Callable[[Tensor], NDArray[np.float32]] = as_array,
+        self, optimizer: torch.optim.Optimizer, whole: Callable[[Tensor], Gradient] = as_array
     ) -> None:
-        self._gradients, self._whole = Records["NDArray[np.float32]"](), whole
+        self._gradients, self._whole = Records[Gradient](), whole
         optimizer.register_step_pre_hook(self._read)
 
-    def drain(self) -> list[NDArray[np.float32]]:
+    def drain(self) -> list[Gradient]:
         """Return the gradients since the last call."""
         return self._gradients.drain()
 
-    def take(self) -> NDArray[np.float32] | None:
+    def take(self) -> Gradient | None:
         """Return the gradient since the last call; None if the trainer skipped its step.
 
         Raises:
@@ -337,7 +336,7 @@ def logits_head(input_ids: Tensor, probe: Tensor) -> dict[str, Tensor]:
 
 
 def probable_head(
-    log_prob_table: NDArray[np.float64], first_id: int
+    log_prob_table: Values, first_id: int
 ) -> Callable[[Tensor, Tensor], dict[str, Tensor]]:
     """A head like `logits_head`, with the log-probabilities of a table that starts at ``first_id``.
 

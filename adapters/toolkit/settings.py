@@ -24,10 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from numpy.typing import NDArray
-
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from reference.step import Step
+    from reference.arrays import Integers, Values
 
 _Seen = TypeVar("_Seen")
 
@@ -61,7 +59,7 @@ def trained_model(job: Job, policy: str) -> str:
     return "critic" if job.objective in OF_CRITIC else policy
 
 
-def given_values(batch: ProbedBatch) -> list[NDArray[np.float64]]:
+def given_values(batch: ProbedBatch) -> list[Values]:
     """A critic's values of response tokens before training, by sample."""
     return batch.values if batch.objective in OF_VALUES else batch.old_values
 
@@ -72,17 +70,17 @@ def largest_micro_batch(job: Job, samples: int | None = None) -> int:
     ``samples`` is the number of samples of a step including padding samples, if there are any. The
     result is 1 for micro-batches cut by tokens, which have at least one row.
     """
-    count, of_step = job.layout.micro_batches, samples or samples_per_step(job.steps)
+    count, of_step = job.layout.micro_batches, samples or samples_per_step(job)
     return 1 if count == "tokens" else -(-of_step // (job.layout.dp * int(count)))
 
 
-def shares(job: Job) -> list[list[NDArray[np.int64]]]:
+def shares(job: Job) -> list[list[Integers]]:
     """The sample indices of each step, divided evenly among data-parallel ranks."""
     ends = accumulate((step.size for step in job.steps), initial=0)
     return [np.array_split(np.arange(*of_step), job.layout.dp) for of_step in pairwise(ends)]
 
 
-def dealt(parts: Iterable[Sequence[NDArray[np.int64]]]) -> NDArray[np.int64]:
+def dealt(parts: Iterable[Sequence[Integers]]) -> Integers:
     """The samples of a batch, in an order that gives each rank its parts, such as `shares`.
 
     The first rank's samples of all steps come first, then the second rank's, and so on.
@@ -94,12 +92,6 @@ def last_epoch(seen: Sequence[_Seen], job: Job) -> Sequence[_Seen]:
     """The part of ``seen`` that belongs to the last epoch on a batch."""
     epochs = 2 if Option.TWO_EPOCHS in job.layout.options else 1
     return seen[len(seen) - len(seen) // epochs :]
-
-
-def longest(job: Job) -> tuple[int, int]:
-    """The lengths, in tokens, of the longest prompt and of the longest response."""
-    of_prompts = max(int(step.prompt_lengths.max()) for step in job.steps)
-    return of_prompts, max(int(step.response_lengths.max()) for step in job.steps)
 
 
 def whole_divisor(job: Job, name: str) -> int | None:
@@ -116,24 +108,25 @@ def plain_divisor(job: Job) -> float | None:
     return int(divisor) if divisor is not None and float(divisor).is_integer() else divisor
 
 
-def prompts_per_step(steps: Sequence[Step]) -> int:
+def prompts_per_step(job: Job) -> int:
     """The number of prompt groups of every step; raises `Unsupported` if steps differ."""
-    return _common_number((len(np.unique(step.groups)) for step in steps), "prompts in steps")
+    return _common_number((len(np.unique(step.groups)) for step in job.steps), "prompts in steps")
 
 
-def samples_per_step(steps: Sequence[Step]) -> int:
+def samples_per_step(job: Job) -> int:
     """The number of samples of every step; raises `Unsupported` if steps differ."""
-    return _common_number((step.size for step in steps), "samples in steps")
+    return _common_number((step.size for step in job.steps), "samples in steps")
 
 
-def rollouts_per_step(steps: Sequence[Step]) -> int:
+def rollouts_per_step(job: Job) -> int:
     """The number of rollouts of every step; raises `Unsupported` if steps differ."""
-    return _common_number((len(np.unique(step.rollouts)) for step in steps), "rollouts in steps")
+    counts = (len(np.unique(step.rollouts)) for step in job.steps)
+    return _common_number(counts, "rollouts in steps")
 
 
-def rollouts_per_prompt(steps: Sequence[Step]) -> int:
+def rollouts_per_prompt(job: Job) -> int:
     """The number of rollouts of every prompt; raises `Unsupported` if prompts differ."""
-    return _common_number(_rollouts_of_prompts(steps), "rollouts of prompts")
+    return _common_number(rollouts_of_prompts(job), "rollouts of prompts")
 
 
 def rollouts_asked_for(job: Job) -> int:
@@ -143,14 +136,15 @@ def rollouts_asked_for(job: Job) -> int:
     failed or were filtered. Otherwise `Unsupported` is raised if prompts differ.
     """
     if gives_advantages(job):
-        return rollouts_per_prompt(job.steps)
-    return max(_rollouts_of_prompts(job.steps))
+        return rollouts_per_prompt(job)
+    return max(rollouts_of_prompts(job))
 
 
-def require_one_step(job: Job, why: str) -> None:
-    """Raise `Unsupported`, with the reason, if a batch of rollouts has several optimizer steps."""
+def require_one_step(job: Job, why: str) -> bool:
+    """True; raises `Unsupported`, with the reason, if a batch has several optimizer steps."""
     if len(job.steps) > 1:
         raise Unsupported(why)
+    return True
 
 
 def require_prompts_together(job: Job, why: str) -> None:
@@ -170,32 +164,28 @@ def samples_of_prompt(job: Job, option: str) -> int:
     require_prompts_together(job, f"{option} repeats each prompt")
     if any(len(np.unique(step.rollouts)) < step.size for step in job.steps):
         raise Unsupported(f"no rollouts of several samples: {option} counts samples")
-    return rollouts_per_prompt(job.steps)
+    return rollouts_per_prompt(job)
 
 
-def _rollouts_of_prompts(steps: Sequence[Step]) -> list[int]:
+def rollouts_of_prompts(job: Job) -> list[int]:
+    """The number of rollouts of each prompt."""
     return [
         len(np.unique(step.rollouts[step.groups == group]))
-        for step in steps
+        for step in job.steps
         for group in np.unique(step.groups)
     ]
 
 
-def token_budget(steps: Sequence[Step], ranks: int) -> int:
+def rank_budget(job: Job) -> int:
     """A token budget of micro-batches: about a third of a data-parallel rank's tokens.
 
     Ranks then differ in their number of micro-batches, and micro-batches differ in size. The budget
     exceeds the longest sample by at least a quarter: frameworks do not split samples, and align the
     numbers of micro-batches only if some hold several samples.
     """
-    shares = [int((step.prompt_lengths + step.response_lengths).sum()) // ranks for step in steps]
-    longest = max(int((step.prompt_lengths + step.response_lengths).max()) for step in steps)
-    return max(max(shares) // 3 + 1, longest * 5 // 4)
-
-
-def rank_budget(job: Job) -> int:
-    """The token budget of a job's data-parallel rank; see `token_budget`."""
-    return token_budget(job.steps, job.layout.dp)
+    lengths = [step.prompt_lengths + step.response_lengths for step in job.steps]
+    share = max(int(of_step.sum()) // job.layout.dp for of_step in lengths)
+    return max(share // 3 + 1, max(int(of_step.max()) for of_step in lengths) * 5 // 4)
 
 
 def shared_budget(job: Job) -> int:
@@ -205,12 +195,12 @@ def shared_budget(job: Job) -> int:
 
 def longest_prompt(job: Job) -> int:
     """The length of the longest prompt in tokens."""
-    return longest(job)[0]
+    return max(int(step.prompt_lengths.max()) for step in job.steps)
 
 
 def longest_response(job: Job) -> int:
     """The length of the longest response in tokens."""
-    return longest(job)[1]
+    return max(int(step.response_lengths.max()) for step in job.steps)
 
 
 def response_limit(job: Job) -> int:
@@ -231,11 +221,6 @@ def after_the_steps(job: Job) -> int:
 def half_of_ranks(job: Job) -> int:
     """The number of ranks in each of two equal groups."""
     return job.layout.world_size // 2
-
-
-def step_size(job: Job) -> int:
-    """The number of samples of an optimizer step."""
-    return samples_per_step(job.steps)
 
 
 def _common_number(counts: Iterable[int], what: str) -> int:

@@ -10,11 +10,10 @@ from adapters.contract import Metric, Observation, Rank
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Mapping, Sequence
 
-    import numpy as np
     import torch
-    from numpy.typing import NDArray
 
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from reference.arrays import Gradient, Integers
 
 _Kept = TypeVar("_Kept")
 RECORDERS = ("gradients", "passes", "counted_tokens")
@@ -34,8 +33,8 @@ def cached(rank: Rank, key: Hashable, make: Callable[[], _Kept]) -> _Kept:
 
 def observation(
     batch: ProbedBatch,
-    gradients: Sequence[NDArray[np.float32] | None],
-    passes: Sequence[NDArray[np.int64]],
+    gradients: Sequence[Gradient | None],
+    passes: Sequence[Integers],
     reported: Mapping[Metric, tuple[float | None, ...]],
     **others: Any,
 ) -> Observation:

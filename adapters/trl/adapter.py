@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from copy import deepcopy
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.contract.framework import Framework, OptionRow, Settings
-    from adapters.trl.driving import TrlRollouts, TrlTraining
+    from adapters.trl.driving import TrlTraining
 
 
 class TrlAdapter(OnAccelerate):
@@ -43,6 +42,8 @@ class TrlAdapter(OnAccelerate):
     trainer: ClassVar[str]
     config: ClassVar[str]
     """The paths of the classes below TRL's package."""
+    run: ClassVar[str]
+    """The path of the class of the trainer's runs below this package, which imports torch."""
     elsewhere: ClassVar[tuple[OptionRow, ...]] = ()
     """Option rows of another record that also apply to this trainer."""
 
@@ -85,16 +86,6 @@ class TrlAdapter(OnAccelerate):
         """
         return deepcopy(self.framework.settings(job))
 
-    @abstractmethod
-    def trainings(self) -> type[TrlTraining]:
-        """The class of the trainer's runs."""
-
-    def train(
-        self, job: Job, rollouts: TrlRollouts, capacity: int, chosen: Settings
-    ) -> TrlTraining:
-        """One run of the trainer."""
-        return self.trainings()(job, rollouts, capacity, chosen)
-
     def reported(
         self, job: Job, logs: Sequence[Mapping[str, float]]
     ) -> Mapping[Metric, tuple[float | None, ...]]:
@@ -113,7 +104,8 @@ class TrlAdapter(OnAccelerate):
         rollouts = TrlRollouts(batch, job, schedule, rank.index)
         self.enter_world(rank)
         with rank.framework(), refusals_of_configuration(job):
-            training = self.train(job, rollouts, probe_capacity(batch.probe_size + 1), chosen)
+            run: type[TrlTraining] = found(f"adapters.trl.{self.run}")
+            training = run(job, rollouts, probe_capacity(batch.probe_size + 1), chosen)
         reported = self.reported(job, training.logs)
         return observation(batch, training.gradients, training.passes.drain(), reported)
 
@@ -124,6 +116,7 @@ class GrpoAdapter(TrlAdapter):
     framework = GRPO
     trainer = "trainer.grpo_trainer:GRPOTrainer"
     config = "trainer.grpo_config:GRPOConfig"
+    run = "driving:GrpoTraining"
 
     def describe(self) -> Description:
         """Describe the trainer, whose entropy bonus depends on the loss type before 1.10."""
@@ -158,12 +151,6 @@ class GrpoAdapter(TrlAdapter):
             raise Unsupported(f"no loss_type={of_loss['loss_type']}")
         return chosen
 
-    def trainings(self) -> type[TrlTraining]:
-        """Runs of `GRPOTrainer`."""
-        from adapters.trl.driving import GrpoTraining
-
-        return GrpoTraining
-
     def reported(
         self, job: Job, logs: Sequence[Mapping[str, float]]
     ) -> Mapping[Metric, tuple[float | None, ...]]:
@@ -181,6 +168,7 @@ class RlooAdapter(TrlAdapter):
     framework = RLOO
     trainer = "trainer.rloo_trainer:RLOOTrainer"
     config = "trainer.rloo_config:RLOOConfig"
+    run = "driving:RlooTraining"
     elsewhere = GRPO.options
 
     def settings(self, job: Job) -> dict[str, Any]:
@@ -195,9 +183,3 @@ class RlooAdapter(TrlAdapter):
         if not chosen["mask_truncated_completions"] and not all(mask.all() for mask in masks):
             raise Unsupported("RLOOTrainer masks only truncated samples")
         return chosen
-
-    def trainings(self) -> type[TrlTraining]:
-        """Runs of `RLOOTrainer`."""
-        from adapters.trl.driving import RlooTraining
-
-        return RlooTraining

@@ -15,10 +15,9 @@ from adapters.trl.importing import module
 from adapters.trl.model import HeadWithoutParameters, save_policy
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Settings
+    from reference.arrays import Integers, Values
 
 
 def _check_health(stale_after_s: float) -> None:
@@ -74,7 +73,7 @@ class AsyncTraining(TrlTraining):
             "weight_transfer": NOWHERE,
         }
 
-    def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
+    def give(self, model: Any, log_probs: list[Values]) -> None:
         """Also replace the LM head, which FSDP2 would shard until the first norm."""
         super().give(model, log_probs)
         model.lm_head = HeadWithoutParameters()
@@ -121,7 +120,7 @@ def rollout_sample(batch: ProbedBatch, index: int) -> Any:
     )
 
 
-def prompt_of_group(batch: ProbedBatch, index: int) -> NDArray[np.int64]:
+def prompt_of_group(batch: ProbedBatch, index: int) -> Integers:
     """A sample's prompt, with a prefix that the group shares, because TRL packs groups.
 
     The last token differs: it predicts the first token of the response.

@@ -34,7 +34,8 @@ from adapters.trl.model import (
 
 if TYPE_CHECKING:
     from datasets import Dataset
-    from numpy.typing import NDArray
+
+    from reference.arrays import Gradient, Values
 
 
 class TrlRollouts(Generated):
@@ -53,18 +54,14 @@ class TrlRollouts(Generated):
             "completion_ids": [self._completion(sample) for sample in samples],
             "logprobs": [batch.rollout_log_probs[sample].tolist() for sample in samples],
             "env_mask": [self.generated_mask(sample).tolist() for sample in samples],
-            "reward": [_reward(batch.rewards[sample]) for sample in samples],
+            # None if a reward function does not apply to the sample
+            "reward": [None if np.isnan(one) else float(one) for one in batch.rewards[samples]],
         }
 
     def _completion(self, sample: int) -> list[int]:
         """The ids of a sample's response, ended by an end of text unless it is truncated."""
         ids: list[int] = self.batch.responses[sample].tolist()
         return ids if self.is_truncated(sample) else [*ids[:-1], self.end]
-
-
-def _reward(reward: np.float64) -> float | None:
-    """The result of a reward function for a sample: None if it does not apply."""
-    return None if np.isnan(reward) else float(reward)
 
 
 def rewards(completions: list[Any], reward: list[float | None], **_: Any) -> list[float | None]:
@@ -129,7 +126,7 @@ class TrlTraining(ABC):
         model.log_prob_table, model.entropy_table = batch.log_prob_table, batch.entropy_table
         self.passes = model.passes
 
-    def give(self, model: Any, log_probs: list[NDArray[np.float64]]) -> None:
+    def give(self, model: Any, log_probs: list[Values]) -> None:
         """Set the outputs that a model returns in forward passes without a gradient."""
         model.given = token_table(self.rollouts.batch, log_probs)
         if self.fuses_lm_head():
@@ -140,7 +137,7 @@ class TrlTraining(ABC):
         return has_fused_lm_head()
 
     @property
-    def gradients(self) -> list[NDArray[np.float32]]:
+    def gradients(self) -> list[Gradient]:
         """The gradient of each step of the job, from the last time it is trained."""
         found = self.watch.gradients()
         return [found[index] for index in self.rollouts.schedule.observed]

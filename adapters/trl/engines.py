@@ -14,8 +14,6 @@ from adapters.trl.framework import ASYNC, GRPO, LIGER
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.trl.driving import TrlTraining
-
 
 NEVER_MADE = {
     BatchProperty.EMPTY_SAMPLE: "trl/experimental/async_grpo/async_rollout_worker.py"
@@ -55,18 +53,13 @@ class TrlLigerAdapter(GrpoAdapter):
     engine = "liger"
     versions = "use_liger_kernel of TRL 1.9.0 to 1.14.2"
     framework = LIGER
+    run = "driving:LigerTraining"
     dependencies = (*GrpoAdapter.dependencies, "liger-kernel")
 
     def load(self, source: Path | None) -> None:
         """Also import Liger-Kernel; fails if the version uses it only for layers of the model."""
         super().load(source)
         importing.require_use_of_liger()
-
-    def trainings(self) -> type[TrlTraining]:
-        """Runs of `GRPOTrainer` with Liger-Kernel."""
-        from adapters.trl.driving import LigerTraining
-
-        return LigerTraining
 
 
 class TrlRlooAdapter(RlooAdapter):
@@ -86,6 +79,7 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
     framework = sharded(ASYNC)
     trainer = "experimental.async_grpo.async_grpo_trainer:AsyncGRPOTrainer"
     config = "experimental.async_grpo.async_grpo_config:AsyncGRPOConfig"
+    run = "asynchronous:AsyncTraining"
     elsewhere = GRPO.options
 
     def layouts(self) -> list[Layout]:
@@ -99,12 +93,6 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps; rows are not counted, because samples share their first token."""
         return replace(super().observe(job, rank), rows=())
-
-    def trainings(self) -> type[TrlTraining]:
-        """Runs of `AsyncGRPOTrainer`."""
-        from adapters.trl.asynchronous import AsyncTraining
-
-        return AsyncTraining
 
 
 ENGINES = (

@@ -10,7 +10,6 @@ from adapters.engines import generations, shells
 from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit import settings
-from adapters.toolkit.settings import whole_divisor
 
 FEWEST_GENERATIONS = 2
 """The fewest samples of a prompt that TRL accepts."""
@@ -24,7 +23,7 @@ def divisor(job: Job) -> int | str:
     if job.configuration.divisor is not None:
         return job.configuration.divisor
     is_one = job.aggregation.divisor == 1  # the divisor of luspo, which has no option
-    return "" if is_one else whole_divisor(job, "max_completion_length") or ""
+    return "" if is_one else settings.whole_divisor(job, "max_completion_length") or ""
 
 
 def samples_of_prompt(job: Job) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.layout import Option
-from adapters.contract.recipe import Recipe, RecipeRefused, Typed, cut, grid_of, refusals_of_recipes
+from adapters.contract.recipe import Recipe, RecipeRefused, Typed, grid_of, refusals_of_recipes
 from adapters.engines.shells import STAGES
 from adapters.trl.importing import module
 
@@ -52,18 +52,15 @@ def read(adapter: TrlAdapter, typed: Typed) -> Recipe:
         Option.MASKED_TRUNCATION: values.get("mask_truncated_completions"),
         **{one: number == stage for one, number in STAGES.items()},
     }
-    return Recipe(
+    return Recipe.cut(
+        grid_of(ranks),
         engine=engine,
         values=values,
         defaults=_defaults(adapter, config, values),
-        layout=cut(
-            grid_of(ranks),
-            samples=samples,
-            rows=rows,
-            is_packed=adapter.engine == "async",
-            options=tuple(one for one, is_on in options.items() if is_on),
-        ),
         samples=samples,
+        rows=rows,
+        is_packed=adapter.engine == "async",
+        options=tuple(one for one, is_on in options.items() if is_on),
         per_prompt=values.get("num_generations", 1),
         steps=ceil(per_generation / accumulated),
         generations=ceil(accumulated / per_generation),

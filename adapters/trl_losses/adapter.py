@@ -18,11 +18,11 @@ from adapters.engines.shells import OF_VALUES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
     from torch import Tensor
 
     from adapters.contract.description import Departure, Description
     from reference.aggregation import Mode
+    from reference.arrays import Gradient, Integers
 
 LOSSES = RecordFile("adapters.trl_losses").record(OF_VALUES)
 """The record of all loss functions that have the arguments of TRL's loss."""
@@ -95,7 +95,7 @@ class LossAdapter(Adapter):
 
     def _gradient(
         self, job: Job, batch: ProbedBatch, step: Sequence[PaddedRows], rank: Rank
-    ) -> NDArray[np.float32]:
+    ) -> Gradient:
         """The gradient of the probe, [probe_size + 2]."""
         import torch
 
@@ -150,7 +150,7 @@ def _micro_batches(batch: ProbedBatch, job: Job, step_index: int, rank: int) -> 
     ]
 
 
-def _padded(responses: Sequence[NDArray[np.int64]]) -> Tensor:
+def _padded(responses: Sequence[Integers]) -> Tensor:
     """Token ids of responses, padded to one width."""
     import torch
 

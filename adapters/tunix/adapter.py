@@ -63,13 +63,14 @@ class TunixAdapter(InOneRun):
     def describe(self) -> Description:
         """Describe the learner by its configurations' fields, and the choices in its loss."""
         config, training, _ = map(found, CONFIGS)
-        algorithms = found("tunix.rl.algo_core")
+        algorithms = inspect.getsource(found("tunix.rl.algo_core"))
+        registering = r'register_advantage_estimator\("(\w+)"\)'
         choices = {
             "loss_agg_mode": choices_in(found("tunix.rl.common:aggregate_loss"), "loss_agg_mode"),
             "loss_algo": choices_in(config, "loss_algo"),
-            "advantage_estimator": _registered(algorithms),
+            "advantage_estimator": {*re.findall(registering, algorithms)},
         }
-        attributes = set(re.findall(r'"(epsilon_\w+)"', inspect.getsource(algorithms)))
+        attributes = {*re.findall(r'"(epsilon_\w+)"', algorithms)}
         known = {"mesh.shape", *attributes}.union(*(_names(found(one)) for one in CONFIGS))
 
         def offers(settings: Settings) -> bool:
@@ -95,10 +96,3 @@ class TunixAdapter(InOneRun):
 
 def _names(config: Any) -> set[str]:
     return {one.name for one in fields(config)}
-
-
-def _registered(algorithms: Any) -> set[str]:
-    """The names by which a module registers advantage estimators."""
-    return set(
-        re.findall(r'register_advantage_estimator\("(\w+)"\)', inspect.getsource(algorithms))
-    )

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job, Settings
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from reference.arrays import Gradient, Integers
 
 CERTAIN_LOGIT = 64.0
 """The logit of padding, so large that other logits do not change a sum of exponentials in float32.
@@ -46,7 +47,7 @@ class Done:
     On one rank, ``passes`` are those of its device.
     """
 
-    gradients: list[NDArray[np.float32]]
+    gradients: list[Gradient]
     logs: list[dict[str, float]]
     passes: list[Any]
 
@@ -54,7 +55,7 @@ class Done:
 class Probe(nnx.Module):
     """A model whose log-softmax is the next token's entry of the probe, minus `CERTAIN_LOGIT`."""
 
-    def __init__(self, values: NDArray[np.float32]) -> None:
+    def __init__(self, values: Gradient) -> None:
         self.probe = nnx.Param(jnp.asarray(values))
 
     def __call__(
@@ -152,7 +153,7 @@ def train(job: Job, batch: ProbedBatch, settings: Settings, config: Any) -> Done
         config,
         lambda completions, **_: [float(batch.rewards[int(c)]) for c in completions],
     )
-    devices: list[list[NDArray[np.int64]]] = [[] for _ in range(job.layout.dp)]
+    devices: list[list[Integers]] = [[] for _ in range(job.layout.dp)]
     sharding = found("tunix.sft.sharding_utils")
     with mock.patch.object(sharding, "shard_input", _watched(sharding.shard_input, devices)):
         learner.train(_data(settings))
@@ -232,13 +233,13 @@ def _tables(job: Job, batch: ProbedBatch) -> dict[str, NDArray[Any]]:
     return tables
 
 
-def _id_table(batch: ProbedBatch, values: Sequence[NDArray[Any]]) -> NDArray[np.float32]:
+def _id_table(batch: ProbedBatch, values: Sequence[NDArray[Any]]) -> Gradient:
     table = elsewhere(values, batch.probe_size + 2, 0.0)
     table[np.concatenate(batch.responses)] = np.concatenate(values)
     return table.astype(np.float32)
 
 
-def _watched(shard_input: Any, devices: list[list[NDArray[np.int64]]]) -> Any:
+def _watched(shard_input: Any, devices: list[list[Integers]]) -> Any:
     """Wrap tunix's function that distributes rows to devices, recording each device's rows."""
 
     def watching(data: Any, axis: Any) -> Any:
@@ -252,20 +253,20 @@ def _watched(shard_input: Any, devices: list[list[NDArray[np.int64]]]) -> Any:
     return watching
 
 
-def _parts(ids: Any) -> list[NDArray[np.int64]]:
+def _parts(ids: Any) -> list[Integers]:
     """The rows that each device holds."""
     shards = sorted(ids.addressable_shards, key=lambda one: int(one.device.id))
     return [np.asarray(one.data, np.int64) for one in shards]
 
 
-def _gradients(trainer: Any) -> list[NDArray[np.float32]]:
+def _gradients(trainer: Any) -> list[Gradient]:
     """The gradients that the optimizer got in each step."""
     leaves = jax.tree_util.tree_leaves(nnx.state(trainer.optimizer, nnx.optimizer.OptState))
     [seen] = [one for one in leaves if getattr(one, "ndim", 0) == 2]
     return [*as_array(seen)]
 
 
-def as_array(gradient: jax.Array) -> NDArray[np.float32]:
+def as_array(gradient: jax.Array) -> Gradient:
     """A copy of the probe's gradients; traces recognise this function as their reader."""
     return np.asarray(jnp.copy(gradient))
 

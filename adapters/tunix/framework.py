@@ -9,7 +9,6 @@ from adapters.contract.tables import RecordFile
 from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.shells import OF_VALUES
 from adapters.toolkit import settings
-from adapters.toolkit.settings import samples_per_step, whole_divisor
 
 
 def samples_of_prompt(job: Job) -> int:
@@ -37,7 +36,7 @@ def micro_batch(job: Job) -> int:
 def width(job: Job) -> int:
     """The maximum response length, which is the divisor of `constant`."""
     longest = max(int(step.response_lengths.max()) for step in job.steps)
-    width = whole_divisor(job, "max_tokens_to_generate") or longest
+    width = settings.whole_divisor(job, "max_tokens_to_generate") or longest
     if width < longest and width > 1:
         raise Unsupported(f"no response of {longest} tokens with max_tokens_to_generate={width}")
     return max(width, longest)
@@ -45,7 +44,7 @@ def width(job: Job) -> int:
 
 def mini_batch(job: Job) -> int:
     """The number of prompts of an optimizer step."""
-    return _prompts(samples_per_step(job.steps), job)
+    return _prompts(settings.samples_per_step(job), job)
 
 
 def mesh(job: Job) -> tuple[int]:

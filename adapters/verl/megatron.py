@@ -82,7 +82,7 @@ def _require_counts(job: Job) -> None:
     layout = job.layout
     if Option.PER_TOKEN_LOSS not in layout.options or layout.cp == 1:
         return
-    if job.objective in LOOKED_AT_ALONE or samples_per_step(job.steps) % layout.dp:
+    if job.objective in LOOKED_AT_ALONE or samples_per_step(job) % layout.dp:
         raise Unsupported(
             "with per_token_loss, context-parallel ranks round counts down: run without the option"
         )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import recipe
+from adapters.engines.shells import PARALLEL_SIZES
 from adapters.toolkit.settings import composed, flattened
 from adapters.verl.framework import CHECKPOINT
 from adapters.verl.importing import ACTOR, module
@@ -15,11 +16,7 @@ if TYPE_CHECKING:
 
     from adapters.verl.adapter import VerlAdapter
 
-MEGATRON = (
-    "megatron.context_parallel_size",
-    "megatron.tensor_model_parallel_size",
-    "megatron.pipeline_model_parallel_size",
-)
+MEGATRON = tuple(f"megatron.{name}" for name in PARALLEL_SIZES)
 ULYSSES = "fsdp_config.ulysses_sequence_parallel_size"
 
 
@@ -52,18 +49,15 @@ def read(adapter: VerlAdapter, typed: recipe.Typed) -> recipe.Recipe:
     samples = mini_batch * per_prompt
     rows = int(values.get("ppo_micro_batch_size_per_gpu") or samples // grid.dp)
     by_tokens = bool(values.get("use_dynamic_bsz"))
-    return recipe.Recipe(
+    return recipe.Recipe.cut(
+        grid,
         engine=engine,
         values=values,
         defaults=defaults,
-        layout=recipe.cut(
-            grid,
-            samples=samples,
-            rows=None if by_tokens else rows,
-            is_packed=bool(values.get("actor_rollout_ref.model.use_remove_padding")),
-            options=recipe.options_of(recipe.record_of(adapter, engine), values, defaults),
-        ),
         samples=samples,
+        rows=None if by_tokens else rows,
+        is_packed=bool(values.get("actor_rollout_ref.model.use_remove_padding")),
+        options=recipe.options_of(recipe.record_of(adapter, engine), values, defaults),
         per_prompt=per_prompt,
         steps=max(int(config.data.train_batch_size) // mini_batch, 1) * int(values["ppo_epochs"]),
         longest=config.data.max_response_length,

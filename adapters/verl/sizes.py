@@ -10,17 +10,16 @@ import numpy as np
 from adapters.contract import Job, Layout, Objective, Option, Unsupported
 from adapters.toolkit.settings import (
     plain_divisor,
+    rank_budget,
     require_one_step,
     samples_per_step,
-    token_budget,
 )
 from adapters.verl.importing import has_default_trainer, module
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
-
+    from reference.arrays import Integers
     from reference.step import Step
 
 DIVIDED = "seq-mean-token-sum-norm"
@@ -29,7 +28,7 @@ DIVIDED = "seq-mean-token-sum-norm"
 
 def mode_of_divisor(job: Job) -> str:
     """verl's mode for a job's divisor: some modes divide sums only by samples, or by nothing."""
-    divisor, samples = job.aggregation.divisor or 0.0, float(samples_per_step(job.steps))
+    divisor, samples = job.aggregation.divisor or 0.0, float(samples_per_step(job))
     return {samples: "seq-mean-token-sum", 1.0: "token-sum"}.get(divisor * samples, DIVIDED)
 
 
@@ -95,8 +94,8 @@ class BatchSizes:
 
     def token_budget(self, job: Job) -> int:
         """The token budget of a micro-batch on each of its context-parallel ranks."""
-        budget = token_budget(job.steps, job.layout.dp)
-        if self._samples(job) > samples_per_step(job.steps):
+        budget = rank_budget(job)
+        if self._samples(job) > samples_per_step(job):
             padding = module("trainer.ppo.padding_utils")
             # Padding rows are short in versions before 0.9.1.
             budget = max(budget, getattr(padding, "SYNTHETIC_PADDING_SEQ_LEN", 0))
@@ -108,7 +107,7 @@ class BatchSizes:
         Padding rows follow all samples: in a batch of several steps, they may only fill the last
         mini-batch.
         """
-        samples, ranks = samples_per_step(job.steps), self.ranks(job.layout)
+        samples, ranks = samples_per_step(job), self.ranks(job.layout)
         if samples % ranks and job.objective is Objective.SFT:
             # `trainer/sft_trainer.py` gives each rank train_batch_size // ranks samples.
             raise Unsupported(f"steps of {samples} samples do not exist on {ranks} ranks")
@@ -129,7 +128,7 @@ def criterion(job: Job) -> str:
     return "token_k1" if any(len(one) > 1 for one in kept) else "seq_mean_k1"
 
 
-def _trained(step: Step) -> Iterator[NDArray[np.int64]]:
+def _trained(step: Step) -> Iterator[Integers]:
     """The tokens of each sample that are active before rejection sampling."""
     for response in step.responses:
         tokens = np.arange(len(step.mask))[response]

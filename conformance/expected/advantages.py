@@ -22,13 +22,10 @@ from reference.rounding import UNIT_ROUNDOFF, ratio_bound, statistic_bound
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from reference.advantages import Rollouts
     from reference.aggregation import EstimatorConventions
+    from reference.arrays import Integers, Mask, Values
     from reference.losses.constants import AdvantageConstants
-
-    Values = NDArray[np.float64]
 
 
 EXACT = UNIT_ROUNDOFF["float32"]
@@ -52,13 +49,13 @@ class BatchPlacement:
     ``slices`` is the number of context-parallel ranks, including ranks that hold no token.
     """
 
-    step: NDArray[np.int64]
-    dp_rank: NDArray[np.int64] | None = None
-    cp_rank: NDArray[np.int64] | None = None
-    prompt_lengths: NDArray[np.int64] | None = None
+    step: Integers
+    dp_rank: Integers | None = None
+    cp_rank: Integers | None = None
+    prompt_lengths: Integers | None = None
     slices: int = 1
 
-    def rows(self, responses: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], int]]:
+    def rows(self, responses: Integers) -> Iterator[tuple[Integers, int]]:
         """Yield the start of each response in its row, [N], and the width of rows.
 
         ``responses`` are the lengths of responses, [N]. Rows are as wide as the longest response,
@@ -71,7 +68,7 @@ class BatchPlacement:
             for slices in (self.slices, 2 * self.slices) if self.slices > 1 else (1,):
                 yield self.prompt_lengths, -(-longest // slices) * slices
 
-    def parts(self) -> Iterator[tuple[str, NDArray[np.int64]]]:
+    def parts(self) -> Iterator[tuple[str, Integers]]:
         """Yield the name of each way to divide a batch, with the number of each token's part."""
         if self.step.any():
             yield "step", self.step
@@ -135,7 +132,7 @@ class Estimate:
         return self.of(self.raw)
 
     @property
-    def path(self) -> NDArray[np.bool_]:
+    def path(self) -> Mask:
         """Whether the estimator's recursion includes each token: [tokens]."""
         return self.rollouts.tokens(self.conventions.transitions)
 

@@ -13,14 +13,11 @@ from reference.advantages import Rollouts
 from reference.aggregation import EstimatorConventions, Penalties, TokenSet
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
     from adapters.contract.batch.probed_batch import ProbedBatch
     from reference.advantages import Estimator
     from reference.aggregation import Conventions
+    from reference.arrays import Values
     from reference.losses.constants import AdvantageConstants
-
-    Values = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,14 +15,7 @@ from conformance.explain.evidence import Evidence
 from conformance.explain.impact import impact
 from conformance.explain.reach import Reaching, supposed_of
 from conformance.findings.badness import badness, failure
-from conformance.findings.cause import (
-    NO_FACTOR,
-    UNEXPLAINED,
-    Cause,
-    Impact,
-    Reach,
-    Severity,
-)
+from conformance.findings.cause import NO_FACTOR, UNEXPLAINED, Cause, Impact, Reach, Severity
 from conformance.findings.finding import GENERATED
 from conformance.findings.sanitize import numberless
 from conformance.findings.verdict import WRONG, Check, Verdict
@@ -30,6 +23,7 @@ from conformance.findings.verdict import WRONG, Check, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from conformance.explain.conditions.wording import ChosenBy
     from conformance.explain.cover import Pair
     from conformance.findings.cause import CauseTrace, Clues
     from conformance.findings.finding import Finding, FindingId
@@ -47,14 +41,8 @@ INPUTS = {
 """Configurations and logs in words: configurations by check slug, logs by case name."""
 
 
-def causes(
-    findings: Sequence[Finding], clues: Sequence[Clues], chosen_by: Mapping[str, Sequence[str]]
-) -> list[Cause]:
-    """The causes of a report's findings, the worst first.
-
-    ``chosen_by`` has the options that a user types for each mode, objective and part of layouts
-    that is not the default.
-    """
+def causes(findings: Sequence[Finding], clues: Sequence[Clues], chosen_by: ChosenBy) -> list[Cause]:
+    """The causes of a report's findings, the worst first."""
     known = [(finding, clues[finding.clues]) for finding in findings if finding.clues is not None]
     table = Table(known)
     by_name = {finding.id: finding for finding in findings}
@@ -177,7 +165,7 @@ def _conditions(
     supposed: Sequence[str],
     claims: int,
     absent: int,
-    chosen_by: Mapping[str, Sequence[str]],
+    chosen_by: ChosenBy,
     needed: Sequence[str] = (),
 ) -> tuple[dict[str, str], list[str]]:
     """The shown facts of a cause's supposed condition, each in words, and the untested ones.
@@ -192,7 +180,7 @@ def _conditions(
 
 
 def _explained(
-    table: Table, findings: Mapping[str, Finding], chosen_by: Mapping[str, Sequence[str]]
+    table: Table, findings: Mapping[str, Finding], chosen_by: ChosenBy
 ) -> Iterator[Cause]:
     """Yield the causes of the findings that known mistakes explain."""
     pairs = cover(table)
@@ -228,9 +216,7 @@ def _rest(words: Sequence[str], first: Sequence[str]) -> Sequence[str]:
     return words[max(alike - 1, 0) :]
 
 
-def _alike(
-    findings: Iterable[Finding], table: Table, chosen_by: Mapping[str, Sequence[str]]
-) -> Iterator[Cause]:
+def _alike(findings: Iterable[Finding], table: Table, chosen_by: ChosenBy) -> Iterator[Cause]:
     """Yield a cause for all findings that failed in the same way."""
     groups: dict[tuple[str, str, str | None], list[Finding]] = defaultdict(list)
     for finding in findings:

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
     from adapters.contract import Job
     from conformance.explain.engine import Names
-    from conformance.explain.measurement import Measurement
 
 
 ALL_LOST = ("tokens_lost", "samples_lost")
@@ -49,11 +48,11 @@ def clues(of_ranks: Sequence[Explained]) -> Clues:
         first, *others = wrong
         ruled_out = excluded.union(*(one.contradicted for one in others))
         left = [*_without(first.explanations, ruled_out), *_read_off_by(first, right)]
-        if _is_of_skipped_step(first.measurement):
+        seen = first.measurement
+        is_finite = np.isfinite(seen.observed).all()
+        if seen.context.is_skipped and (seen.is_per_token or not is_finite):
             left = [[_of_term(first, ["step_skipped"])]]
-        elif np.isfinite(first.measurement.observed).all() and (
-            dropped := of_untrained(first.measurement.context)
-        ):
+        elif is_finite and (dropped := of_untrained(seen.context)):
             left = [[_of_term(first, [dropped.name])]]
         excluded |= first.contradicted_by(left)
     return Clues(
@@ -87,13 +86,6 @@ def _without(
         left = [names - ruled_out for names in parts]
         if all(left):
             yield left
-
-
-def _is_of_skipped_step(wrong: Measurement) -> bool:
-    """Whether a step has no gradient, or a loss that is not finite, because it was skipped."""
-    return wrong.context.is_skipped and (
-        wrong.is_per_token or not np.isfinite(wrong.observed).all()
-    )
 
 
 def _read_off_by(wrong: Explained, right: Sequence[Explained]) -> Iterator[list[Names]]:

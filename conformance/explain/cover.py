@@ -133,11 +133,8 @@ class Table:
         """Yield the pairs of a mistake with conditions that no finding contradicts."""
         claims, excluded = self.claims[mistake], self._excluded[mistake]
         if MISTAKES[mistake].is_read_off:
-            yield Pair(
-                mistake=mistake,
-                condition=(condition := self.described(claims)),
-                holds=self.holding(condition),
-            )
+            condition = self.described(claims)
+            yield Pair(mistake=mistake, condition=condition, holds=self.holding(condition))
             return
         seen = set()
         for condition, bits in self._conditions(claims, excluded, MISTAKES[mistake].only):
@@ -244,28 +241,16 @@ def cover(table: Table) -> list[Pair]:
     explainable = [explanations for explanations in table.explanations.values() if explanations]
     chosen: list[Pair] = []
     left = explainable
-    for pairs in _by_certainty(table):
+    ordered = sorted(table.claims, key=commonness)
+    for is_inferred in (False, True):  # first the mistakes that findings can contradict
+        possible = (one for one in ordered if MISTAKES[one].is_read_off is is_inferred)
+        pairs = [*chain.from_iterable(map(table.pairs, possible))]
         while left and (best := _best(pairs, left, chosen)) is not None:
             chosen.append(best)
             left = [one for one in left if explanation(one, chosen) is None]
     return _without_needless(
         chosen, [one for one in explainable if explanation(one, chosen) is not None]
     )
-
-
-def _by_certainty(table: Table) -> tuple[list[Pair], list[Pair]]:
-    """The pairs of predicted mistakes, which findings can contradict, and those of all others."""
-    ordered = sorted(table.claims, key=commonness)
-    predicted, inferred = (
-        [
-            pair
-            for mistake in ordered
-            if MISTAKES[mistake].is_read_off is is_inferred
-            for pair in table.pairs(mistake)
-        ]
-        for is_inferred in (False, True)
-    )
-    return predicted, inferred
 
 
 def explanation(explanations: Iterable[Explanation], chosen: Sequence[Pair]) -> Explanation | None:

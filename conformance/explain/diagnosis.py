@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,19 +23,20 @@ from conformance.findings.finding import ALTERNATIVES, Diagnosis
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-
-    from numpy.typing import NDArray
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
     from conformance.explain.catalogue.mistake import Prediction
     from conformance.explain.engine import Explained
     from conformance.explain.measurement import Measurement
+    from reference.arrays import Integers
 
 
 MOST_ALTERNATIVES = 3
 """The most alternatives that an explanation names, in order of plausibility."""
+
+_order: Callable[[Prediction], int] = attrgetter("order")
 
 OF_A_MEAN = (Kind.FILLED, Kind.UNREDUCED, Kind.READ_OFF)
 """Kinds of mistakes that each auxiliary term may have: in the tokens or the ranks of its mean."""
@@ -126,15 +128,11 @@ def _of_tokens(weights: ObservedWeights, known: Sequence[Prediction]) -> Diagnos
     if (whole := _of_whole_step(weights, known)) is not None:
         return whole
     explanations = [
-        *(_plain(one) for one in known if one.factors is not None),
+        *(Diagnosis(name=it.name, explanation=it.says) for it in known if it.factors is not None),
         *_lost(weights),
         *(_named(weights, one) for one in known if one.factors is None and not _is_lost(one)),
     ]
     return _first(explanations or [_count(weights) or _unexplained(weights)])
-
-
-def _plain(one: Prediction) -> Diagnosis:
-    return Diagnosis(name=one.name, explanation=one.says)
 
 
 def _is_lost(one: Prediction) -> bool:
@@ -257,7 +255,7 @@ def _pattern(weights: ObservedWeights) -> str:
     return "different within samples"
 
 
-def _parts(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
+def _parts(context: StepContext) -> Iterator[tuple[str, Integers]]:
     """Yield ways to divide the step into parts, the coarsest first: [tokens] each."""
     placement = context.placement
     if placement is not None:
@@ -379,7 +377,3 @@ def _common(of_terms: Sequence[Sequence[Prediction]]) -> Prediction | None:
         and all((one.name, one.says) in names for names in known)
     )
     return min(shared, key=_order, default=None)
-
-
-def _order(one: Prediction) -> int:
-    return one.order

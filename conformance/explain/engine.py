@@ -14,16 +14,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from conformance.explain.catalogue.misalignments import (
-    misaligned,
-    misaligned_by_padding,
-    shifts_of,
-)
-from conformance.explain.catalogue.missing_tokens import (
-    kinds_of_loss,
-    shares,
-    slices_without_first,
-)
+from conformance.explain.catalogue.misalignments import misaligned, misaligned_by_padding, shifts_of
+from conformance.explain.catalogue.missing_tokens import kinds_of_loss, shares, slices_without_first
 from conformance.explain.catalogue.mistake import MISTAKES, Kind, Prediction
 from conformance.explain.catalogue.predictions import (
     predictions,
@@ -35,11 +27,9 @@ from conformance.findings.cause import TermMistake
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from conformance.expected.term import LossTerm
-    from conformance.explain.catalogue.misalignments import Shifts
     from conformance.explain.measurement import Measurement
+    from reference.arrays import Integers, Mask, Values
 
     Names = frozenset[TermMistake]
     """The names of mistakes that an observation cannot distinguish."""
@@ -69,8 +59,8 @@ class Alternatives(NamedTuple):
     invisible: list[Prediction]
     """Predictions of mistakes that give the right numbers."""
 
-    numbers: NDArray[np.float64]
-    magnitude: NDArray[np.float64]
+    numbers: Values
+    magnitude: Values
 
     def parts(self, place: int | np.integer) -> list[Names]:
         """The mistakes that make up an alternative, usually one, each with its possible names."""
@@ -112,7 +102,7 @@ class Explained:
         ]
 
     @cached_property
-    def _chosen(self) -> list[NDArray[np.int64]]:
+    def _chosen(self) -> list[Integers]:
         return [*self._places()]
 
     @property
@@ -133,7 +123,7 @@ class Explained:
             return [*self._with_a_factor(), *self._with_losses(), *self._weights_and_derivatives()]
         if len(self._of_terms) == 1:  # in a small step, another mistake may fit by chance
             on_top = (
-                [factor, *map(_besides_factors, others)]
+                [factor, *(names - {*filter(_is_factor, names)} for names in others)]
                 for factor, *others in self._with_a_factor()
             )
             found += filter(all, on_top)
@@ -174,7 +164,7 @@ class Explained:
         return frozenset(name for name in self.visible - explaining if name.term not in hidden)
 
     @cached_property
-    def _tokens(self) -> NDArray[np.int64] | slice:
+    def _tokens(self) -> Integers | slice:
         """Representative tokens: all of a small step, the extreme ones of a large step's parts.
 
         Every known mistake treats the tokens of a sample in the same rank and micro-batch alike.
@@ -191,28 +181,25 @@ class Explained:
             part = part * (factor.max() + 1) + factor
         order = np.lexsort((measurement.observed, part))
         ends = np.flatnonzero(np.diff(part[order], prepend=-1, append=-1))
-        extremes: NDArray[np.int64] = np.unique(order[[*ends[:-1], *(ends[1:] - 1)]])
+        extremes: Integers = np.unique(order[[*ends[:-1], *(ends[1:] - 1)]])
         return extremes
 
-    def _seen(self, numbers: NDArray[np.float64]) -> NDArray[np.float64]:
-        return numbers[self._tokens] if self.measurement.is_per_token else numbers
+    @cached_property
+    def _observed(self) -> Values:
+        return self.measurement.observed[self._tokens]
 
     @cached_property
-    def _observed(self) -> NDArray[np.float64]:
-        return self._seen(self.measurement.observed)
+    def _expected(self) -> Values:
+        return self.measurement.expected[self._tokens]
 
     @cached_property
-    def _expected(self) -> NDArray[np.float64]:
-        return self._seen(self.measurement.expected)
+    def _magnitude(self) -> Values:
+        return self.measurement.magnitude[self._tokens]
 
     @cached_property
-    def _magnitude(self) -> NDArray[np.float64]:
-        return self._seen(self.measurement.magnitude)
-
-    @cached_property
-    def _others(self) -> NDArray[np.float64]:
+    def _others(self) -> Values:
         size = self.measurement.observed.shape
-        return self._seen(np.broadcast_to(self.measurement.others, size))
+        return np.broadcast_to(self.measurement.others, size)[self._tokens]
 
     @cached_property
     def _of_terms(self) -> list[Alternatives]:
@@ -264,11 +251,11 @@ class Explained:
         yield Prediction(name=absent, weights=np.zeros_like(context.expected))
 
     @cached_property
-    def _shifts(self) -> Shifts | None:
+    def _shifts(self) -> Integers | None:
         """The shifts of log-probabilities in positions, if they explain the mismatch: [N]."""
         return shifts_of(self.measurement)
 
-    def _places(self, factor: float = 1.0) -> Iterator[NDArray[np.int64]]:
+    def _places(self, factor: float = 1.0) -> Iterator[Integers]:
         """Yield the choices of alternatives whose numbers equal the observation over ``factor``."""
         of_terms, observed = self._of_terms, self._observed / factor
         # There are thousands of choices; comparing the largest number alone discards nearly all.
@@ -281,30 +268,20 @@ class Explained:
             if self._give(place[np.newaxis], observed, slice(None)):
                 yield place
 
-    def _give(
-        self,
-        places: NDArray[np.int64],
-        observed: NDArray[np.float64],
-        some: NDArray[np.int64] | slice,
-    ) -> NDArray[np.bool_]:
+    def _give(self, places: Integers, observed: Values, some: Integers | slice) -> Mask:
         """Whether each choice, [choices, terms], gives the observed numbers at ``some`` places."""
         chosen = [*zip(self._of_terms, places.T, strict=True)]
         total = np.sum([one.numbers[:, some][place] for one, place in chosen], axis=0)
         size = np.sum([one.magnitude[:, some][place] for one, place in chosen], axis=0)
         return self._are_close(total, size + self._others[some], observed[some])
 
-    def _named(self, chosen: Iterable[NDArray[np.int64]]) -> Iterator[list[Names]]:
+    def _named(self, chosen: Iterable[Integers]) -> Iterator[list[Names]]:
         """Yield the names of the mistakes of each choice."""
         for places in chosen:
             pairs = zip(self._of_terms, places, strict=True)
             yield [*chain.from_iterable(one.parts(place) for one, place in pairs)]
 
-    def _are_close(
-        self,
-        predicted: NDArray[np.float64],
-        magnitude: NDArray[np.float64],
-        observed: NDArray[np.float64],
-    ) -> NDArray[np.bool_]:
+    def _are_close(self, predicted: Values, magnitude: Values, observed: Values) -> Mask:
         close = np.abs(observed - predicted) <= self.measurement.tolerance * magnitude
         return np.asarray(close.all(axis=-1))
 
@@ -367,7 +344,7 @@ class Explained:
                 yield [one.names(weighed[place] for place in places), one.names(derivatives)]
 
 
-def _sums(of_terms: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+def _sums(of_terms: Sequence[Values]) -> Values:
     """The sums for all combinations of one row per array: [rows of 1st, of 2nd, …, numbers]."""
     total = of_terms[0]
     for rows in of_terms[1:]:
@@ -381,8 +358,3 @@ def _kind(name: TermMistake) -> Kind:
 
 def _is_factor(name: TermMistake) -> bool:
     return _kind(name) is Kind.FACTOR
-
-
-def _besides_factors(names: Iterable[TermMistake]) -> Names:
-    """The names without those of factors of all weights."""
-    return frozenset(name for name in names if not _is_factor(name))

@@ -15,8 +15,9 @@ from conformance.explain.conditions.wording import is_choice, options_of
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 
+    from conformance.explain.conditions.wording import ChosenBy
     from conformance.explain.cover import Table
 
 OF_OTHER_MODES = frozenset(f"except in {mode}" for mode in Mode)
@@ -29,13 +30,10 @@ OF_LAYOUTS = frozenset({*OF_JOBS, *OF_BATCHES, *OF_CUTS})
 class Evidence:
     """The evidence of terms: ``claims`` show a cause, and ``absent`` terms show its absence.
 
-    Without claims there is no evidence. ``chosen_by`` has the options that a user types for each
-    mode, objective and part of layouts.
+    Without claims there is no evidence.
     """
 
-    def __init__(
-        self, table: Table, claims: int, absent: int, chosen_by: Mapping[str, Sequence[str]]
-    ) -> None:
+    def __init__(self, table: Table, claims: int, absent: int, chosen_by: ChosenBy) -> None:
         self._holds, self._claims, self._chosen_by = table.facts, claims, chosen_by
         self._absent = absent & ~claims & table.telling_of(claims)
         self._same_case = self._absent & _alike(table.cases, claims)

@@ -31,9 +31,8 @@ from conformance.findings.verdict import Check
 from reference.aggregation import DEFAULT_CONVENTIONS, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from conformance.explain.catalogue.mistake import Prediction
     from conformance.findings.finding import Finding
 
 CASE = next(case for case in CORPUS if case.name == PRODUCTION)
@@ -162,18 +161,13 @@ def _predicted(mode: Mode, objective: Objective, layout: Layout) -> Mapping[str,
         wrong = ((one, one.products(term)) for one in predictions_of_factors(term))
     else:
         right = context.expected
-        wrong = ((one, one.weights) for one in _of_weights(context))
+        wrong = ((one, one.weights) for one in chain(predictions(context), shares(context)))
     for prediction, weights in wrong:
         scale, cosine = direction(weights, right)
         if scale is not None and cosine is not None:
             for mistake in prediction.mistakes:
                 found.setdefault(mistake.name, []).append(Effect(scale, cosine))
     return found
-
-
-def _of_weights(context: StepContext) -> Iterable[Prediction]:
-    yield from predictions(context)
-    yield from shares(context)
 
 
 @lru_cache(maxsize=8)

@@ -11,10 +11,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
+    from reference.arrays import Mask, Values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -26,11 +25,11 @@ class Measurement:
     """
 
     terms: Sequence[LossTerm]
-    observed: NDArray[np.float64]
+    observed: Values
     tolerance: float
     is_per_token: bool = True
-    derivatives: NDArray[np.float64] | float = 1.0
-    others: NDArray[np.float64] | float = 0.0
+    derivatives: Values | float = 1.0
+    others: Values | float = 0.0
     """The magnitudes of terms that were subtracted, and that add to rounding errors: [numbers]."""
 
     bounds: tuple[float, float] | None = None
@@ -42,21 +41,21 @@ class Measurement:
         return self.terms[0].context
 
     @cached_property
-    def expected(self) -> NDArray[np.float64]:
+    def expected(self) -> Values:
         """The right numbers: [numbers]."""
         return self.reduced(np.sum([term.products for term in self.terms], axis=0))
 
     @cached_property
-    def magnitude(self) -> NDArray[np.float64]:
+    def magnitude(self) -> Values:
         """The sum of the terms' magnitudes, which is the scale of rounding errors: [numbers]."""
         of_terms = np.sum([term.magnitudes for term in self.terms], axis=0)
         return self.reduced(of_terms) + self.others
 
-    def reduced(self, products: NDArray[np.float64]) -> NDArray[np.float64]:
+    def reduced(self, products: Values) -> Values:
         """The numbers, [numbers], given the products weight · factor of all tokens, [tokens]."""
         if self.is_per_token:
             return products
-        total: NDArray[np.float64] = products.sum(keepdims=True)
+        total: Values = products.sum(keepdims=True)
         return total if self.bounds is None else total.clip(*self.bounds)
 
     def of_term(self, term: LossTerm) -> Measurement:
@@ -68,7 +67,7 @@ class Measurement:
             others=self.magnitude - self.reduced(term.magnitudes),
         )
 
-    def is_given_by(self, weights: NDArray[np.float64]) -> bool:
+    def is_given_by(self, weights: Values) -> bool:
         """Whether weights, [tokens], of the only term explain the numbers of visible tokens."""
         [term] = self.terms
         products = weights * term.factors
@@ -97,17 +96,17 @@ class ObservedWeights:
         return self.term.context
 
     @cached_property
-    def observed(self) -> NDArray[np.float64]:
+    def observed(self) -> Values:
         """The observed weights; for a token whose factor is 0, its product: [tokens]."""
         return self.term.weights_of(self.measurement.observed)
 
     @property
-    def expected(self) -> NDArray[np.float64]:
+    def expected(self) -> Values:
         """The reference's weights: [tokens]."""
         return self.context.expected
 
     @cached_property
-    def active(self) -> NDArray[np.bool_]:
+    def active(self) -> Mask:
         """Whether each token's expected weight is not 0 and can be observed: [tokens]."""
         return np.not_equal(self.expected, 0) & ~self.term.hidden
 
@@ -117,7 +116,7 @@ class ObservedWeights:
         return bool(self.observed[self.term.hidden].any())
 
     @cached_property
-    def ratios(self) -> NDArray[np.float64]:
+    def ratios(self) -> Values:
         """The ratios of observed to expected weights of the active tokens."""
         return self.observed[self.active] / self.expected[self.active]
 

@@ -19,8 +19,9 @@ from conformance.explain.evidence import Evidence
 from conformance.findings.cause import EMPTY_SAMPLE, Reach, Severity
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
+    from conformance.explain.conditions.wording import ChosenBy
     from conformance.explain.cover import Table
     from conformance.findings.cause import Cause
     from conformance.findings.finding import Finding
@@ -67,12 +68,7 @@ Choice = tuple[str, ...]
 class Reaching:
     """Determines the users whom causes reach."""
 
-    def __init__(
-        self,
-        table: Table,
-        findings: Iterable[Finding],
-        chosen_by: Mapping[str, Sequence[str]],
-    ) -> None:
+    def __init__(self, table: Table, findings: Iterable[Finding], chosen_by: ChosenBy) -> None:
         self._table = table
         self._chosen_by = chosen_by
         self._holds: dict[Choice, int] = defaultdict(int)
@@ -147,13 +143,13 @@ def _either(choices: Sequence[Choice]) -> str:
     return " or ".join([*named, *([f"{more} more"] if more else [])])
 
 
-def options(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> list[str]:
+def options(finding: Finding, chosen_by: ChosenBy) -> list[str]:
     """The options that train a finding's step, without options that every user sets."""
     choices = (*_of_the_loss(finding, chosen_by), _of_the_layout(finding, chosen_by))
     return [*dict.fromkeys(chain.from_iterable(choices))]
 
 
-def _of_the_loss(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> tuple[Choice, Choice]:
+def _of_the_loss(finding: Finding, chosen_by: ChosenBy) -> tuple[Choice, Choice]:
     """The options of the mode, and the options of the objective.
 
     The mode is left out for computed advantages, which do not depend on it. The clipped policy loss
@@ -165,7 +161,7 @@ def _of_the_loss(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> tu
     return _typed(modes, chosen_by), _typed(objectives, chosen_by)
 
 
-def _of_the_layout(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> Choice:
+def _of_the_layout(finding: Finding, chosen_by: ChosenBy) -> Choice:
     """The options of the layout."""
     layout = finding.layout
     used = [part for part in PARALLELISM if getattr(layout, part) > 1]
@@ -173,7 +169,7 @@ def _of_the_layout(finding: Finding, chosen_by: Mapping[str, Sequence[str]]) -> 
     return _typed((*used, *others), chosen_by)
 
 
-def _typed(parts: Iterable[str], chosen_by: Mapping[str, Sequence[str]]) -> Choice:
+def _typed(parts: Iterable[str], chosen_by: ChosenBy) -> Choice:
     """The options that choose parts, without options that every user sets.
 
     A kind of parallelism that only such options choose is given in words.

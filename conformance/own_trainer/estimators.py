@@ -13,9 +13,8 @@ from reference.aggregation import Deviation, EstimatorConventions
 from reference.losses.constants import AdvantageConstants
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from reference.arrays import Integers, Values
 
-    Values = NDArray[np.float64]
 
 _UNBIASED = EstimatorConventions()
 _BIASED = replace(_UNBIASED, deviation=Deviation.BIASED)
@@ -43,7 +42,7 @@ def require_known(estimator: str | None) -> None:
         )
 
 
-def estimated(estimator: str, rewards: Values, groups: NDArray[np.int64]) -> Values:
+def estimated(estimator: str, rewards: Values, groups: Integers) -> Values:
     """The advantages of samples, [N]."""
     of_samples = np.arange(len(rewards))
     none = np.zeros(len(rewards))
@@ -62,7 +61,7 @@ def estimated(estimator: str, rewards: Values, groups: NDArray[np.int64]) -> Val
     return found
 
 
-def rewards_over_advantages(estimator: str, rewards: Values, groups: NDArray[np.int64]) -> Values:
+def rewards_over_advantages(estimator: str, rewards: Values, groups: Integers) -> Values:
     """The ratios of rewards to advantages, [N], which turn weights into those of given advantages.
 
     Raises:

@@ -38,12 +38,9 @@ import numpy as np
 from reference.losses.policy_losses import importance_sampling, kl_cov, ppo
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from reference.arrays import Integers, Mask, Values
     from reference.losses.constants import LossConstants
     from reference.losses.policy_losses import PolicyTokens
-
-    Values = NDArray[np.float64]
 
 
 def tis_token(tokens: PolicyTokens, constants: LossConstants) -> Values:
@@ -62,7 +59,7 @@ def sequence_masked(tokens: PolicyTokens, constants: LossConstants) -> Values:
     return np.where(kept(tokens.averaged(tokens.rollout_log_ratios), constants), corrected, 0.0)
 
 
-def kept(log_ratios: Values, constants: LossConstants) -> NDArray[np.bool_]:
+def kept(log_ratios: Values, constants: LossConstants) -> Mask:
     """Whether a sequence with this log-ratio, a mean or a sum, is kept."""
     low, high = constants.kept_low, constants.kept_high
     return np.asarray((np.exp(log_ratios) >= low) & (np.exp(log_ratios) <= high))
@@ -73,7 +70,7 @@ def covariance_clipped(tokens: PolicyTokens, constants: LossConstants) -> Values
     return np.where(between_bounds(covariances(tokens), constants), 0.0, ppo(tokens, constants))
 
 
-def between_bounds(covariance: Values, constants: LossConstants) -> NDArray[np.bool_]:
+def between_bounds(covariance: Values, constants: LossConstants) -> Mask:
     """Whether clip-cov clips tokens of this covariance."""
     low, high = constants.covariance_low, constants.covariance_high
     return np.asarray((low < covariance) & (covariance < high))
@@ -85,9 +82,7 @@ def covariance_penalised(tokens: PolicyTokens, constants: LossConstants) -> Valu
     return np.where(is_chosen, kl_cov(tokens, constants), importance_sampling(tokens, constants))
 
 
-def are_largest(
-    covariance: Values, tokens: PolicyTokens, constants: LossConstants
-) -> NDArray[np.bool_]:
+def are_largest(covariance: Values, tokens: PolicyTokens, constants: LossConstants) -> Mask:
     """Whether kl-cov penalises a token: the ⌊fraction · tokens⌋ largest of a batch, at least one.
 
     Of equal covariances the first are chosen, which is as right as any other choice (`tied`).
@@ -99,7 +94,7 @@ def are_largest(
     return is_chosen
 
 
-def tied(tokens: PolicyTokens, constants: LossConstants) -> NDArray[np.bool_]:
+def tied(tokens: PolicyTokens, constants: LossConstants) -> Mask:
     """Whether kl-cov's choice of a token is arbitrary: one of equal covariances, not all chosen.
 
     The covariances of a batch of two tokens are always equal.
@@ -120,7 +115,7 @@ def covariances(tokens: PolicyTokens) -> Values:
     return advantages * (tokens.log_probs - tokens.averaged_over_batch(tokens.log_probs))
 
 
-def batch_places(tokens: PolicyTokens) -> list[NDArray[np.int64]]:
+def batch_places(tokens: PolicyTokens) -> list[Integers]:
     """The indices of the active tokens of each batch that has some."""
     numbers = np.unique(tokens.batch[tokens.mask])
     return [np.flatnonzero(tokens.mask & (tokens.batch == number)) for number in numbers]
@@ -175,7 +170,7 @@ def outlier_masked(tokens: PolicyTokens, constants: LossConstants) -> Values:
     return np.where(is_kept, ppo(tokens, constants), 0.0)
 
 
-def outliers(tokens: PolicyTokens, constants: LossConstants) -> NDArray[np.bool_]:
+def outliers(tokens: PolicyTokens, constants: LossConstants) -> Mask:
     """Whether the ratio of the token itself is an outlier."""
     ratios = np.exp(tokens.rollout_log_ratios)
     return np.asarray((ratios < constants.outlier_low) | (ratios > constants.outlier_high))
@@ -192,7 +187,7 @@ def m2po(tokens: PolicyTokens, constants: LossConstants) -> Values:
     return np.where(of_small_moment(tokens, constants), ppo(tokens, constants), 0.0)
 
 
-def of_small_moment(tokens: PolicyTokens, constants: LossConstants) -> NDArray[np.bool_]:
+def of_small_moment(tokens: PolicyTokens, constants: LossConstants) -> Mask:
     """Whether M2PO keeps a token.
 
     In every batch it keeps the tokens with the smallest squared log-ratios of the new to the

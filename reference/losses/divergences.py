@@ -21,9 +21,7 @@ import numpy as np
 from reference.aggregation import DivergenceEstimator
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Values = NDArray[np.float64]
+    from reference.arrays import Values
 
 
 def estimate(log_ratios: Values, estimator: DivergenceEstimator) -> Values:

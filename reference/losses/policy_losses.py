@@ -35,11 +35,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from numpy.typing import NDArray
-
+    from reference.arrays import Integers, Mask, Values
     from reference.losses.constants import LossConstants
 
-    Values = NDArray[np.float64]
     Derivative = Callable[["PolicyTokens", LossConstants], Values]
 
 
@@ -57,9 +55,9 @@ class PolicyTokens:
     log_probs: Values
     log_ratios: Values
     rollout_log_ratios: Values
-    mask: NDArray[np.bool_]
-    sequence: NDArray[np.int64]
-    batch: NDArray[np.int64]
+    mask: Mask
+    sequence: Integers
+    batch: Integers
 
     @property
     def ratios(self) -> Values:
@@ -78,15 +76,15 @@ class PolicyTokens:
         """The mean over the active tokens of each token's batch, 0 if there are none."""
         return self._averaged(values, self.batch)
 
-    def _averaged(self, values: Values, part: NDArray[np.int64]) -> Values:
+    def _averaged(self, values: Values, part: Integers) -> Values:
         return self._summed(values, part) / np.maximum(self._summed(np.ones(len(values)), part), 1)
 
-    def _summed(self, values: Values, part: NDArray[np.int64]) -> Values:
+    def _summed(self, values: Values, part: Integers) -> Values:
         active: Values = np.where(self.mask, values, 0.0)
         return np.bincount(part, weights=active).astype(np.float64)[part]
 
 
-def clipped(ratios: Values, tokens: PolicyTokens, constants: LossConstants) -> NDArray[np.bool_]:
+def clipped(ratios: Values, tokens: PolicyTokens, constants: LossConstants) -> Mask:
     """Whether PPO's loss uses the clipped ratio."""
     too_large = (ratios > 1 + constants.clip_high) & (tokens.advantages > 0)
     too_small = (ratios < 1 - constants.clip_low) & (tokens.advantages < 0)

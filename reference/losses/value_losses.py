@@ -16,9 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    Values = NDArray[np.float64]
+    from reference.arrays import Mask, Values
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,7 +38,7 @@ class ValueTokens:
         """2·(v - R), the derivative without clipping."""
         return 2 * (self.values - self.returns)
 
-    def within(self, bound: float) -> NDArray[np.bool_]:
+    def within(self, bound: float) -> Mask:
         """Whether a value is at most the bound away from the old one."""
         return np.asarray(np.abs(self.values - self.old_values) <= bound)
 
@@ -49,7 +47,7 @@ class ValueTokens:
         return self.old_values + np.clip(self.values - self.old_values, -bound, bound)
 
 
-def clipped(tokens: ValueTokens, bound: float) -> NDArray[np.bool_]:
+def clipped(tokens: ValueTokens, bound: float) -> Mask:
     """Whether the loss uses the bounded value, whose derivative is 0."""
     of_value = (tokens.values - tokens.returns) ** 2
     of_bounded = (tokens.bounded(bound) - tokens.returns) ** 2

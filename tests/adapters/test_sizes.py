@@ -2,25 +2,29 @@
 
 from argparse import ArgumentParser
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 
 from adapters.contract import Layout, Option, Unsupported
-from adapters.contract.recipe import cut, extend_defaults, grid_of, sizes_in
+from adapters.contract.recipe import Recipe, extend_defaults, grid_of, sizes_in
 from adapters.toolkit.settings import (
     CommandLine,
     KnownOptions,
     dealt,
     largest_micro_batch,
     last_epoch,
-    longest,
+    longest_prompt,
+    longest_response,
     require_one_step,
     shares,
     word,
 )
 from reference.aggregation import Mode
 from tests.adapters import steps
+
+cut = partial(Recipe.cut, engine="torch", values={}, defaults={}, per_prompt=1)
 
 
 class TestRecipes:
@@ -34,11 +38,11 @@ class TestRecipes:
         by_rows = cut(grid, samples=64, rows=2, is_packed=False, options=options)
         by_tokens = cut(grid, samples=64, rows=None, is_packed=True)
 
-        assert by_rows == Layout(dp=4, micro_batches=8, options=options)
-        assert by_tokens == Layout(dp=4, micro_batches="tokens", format="thd")
+        assert by_rows.layout == Layout(dp=4, micro_batches=8, options=options)
+        assert by_tokens.layout == Layout(dp=4, micro_batches="tokens", format="thd")
 
     def test_a_step_with_fewer_samples_than_a_micro_batch_has_one(self) -> None:
-        assert cut(Layout(dp=4), samples=4, rows=8, is_packed=False).micro_batches == 1
+        assert cut(Layout(dp=4), samples=4, rows=8, is_packed=False).layout.micro_batches == 1
 
     def test_a_size_that_is_not_set_is_1(self) -> None:
         assert sizes_in({"cp": "2", "tp": None, "pp": 0}, "cp", "tp", "pp", "ep") == (2, 1, 1, 1)
@@ -106,7 +110,8 @@ class TestSamples:
         job = steps.job("long_prompts", Mode.TOKEN_MEAN, "dp1-cp1-mb1-bshd")
         [step] = job.steps
 
-        assert longest(job) == (step.prompt_lengths.max(), step.response_lengths.max())
+        assert longest_prompt(job) == step.prompt_lengths.max()
+        assert longest_response(job) == step.response_lengths.max()
 
     def test_of_several_steps_are_refused_with_the_reason(self) -> None:
         job = steps.job("two_steps", Mode.TOKEN_MEAN, "dp2-cp1-mb1-bshd")

@@ -21,10 +21,9 @@ from reference.aggregation import AdvantageUnit
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from adapters.contract.batch.columns import Columns
     from adapters.contract.job import Job, Paint
+    from reference.arrays import Mask, Values
 
 
 PAINT = 4096.0
@@ -67,22 +66,22 @@ def painting(paint: Paint | None) -> Iterator[None]:
 COLUMNS = frozenset(Column)
 
 
-class Attached(list["NDArray[np.float64]"]):
+class Attached(list["Values"]):
     """Values of tokens, an array for each sample, that a framework must take as constants.
 
     The toolkit makes them require a gradient.
     """
 
 
-class Surrounded(list["NDArray[np.float64]"]):
+class Surrounded(list["Values"]):
     """Values of tokens, an array for each sample, with poison at ids of prompts and padding."""
 
-    def __init__(self, values: Sequence[NDArray[np.float64]], poison: NDArray[np.float64]) -> None:
+    def __init__(self, values: Sequence[Values], poison: Values) -> None:
         super().__init__(values)
         self.poison = poison
 
 
-def elsewhere(values: Sequence[NDArray[np.float64]], ids: int, fill: float) -> NDArray[np.float64]:
+def elsewhere(values: Sequence[Values], ids: int, fill: float) -> Values:
     """The values at prompt and padding ids: poison of `Surrounded` values, or ``fill``: [ids]."""
     if isinstance(values, Surrounded):
         return np.resize(values.poison, ids)
@@ -98,12 +97,12 @@ def painted(batch: Columns, paint: Paint) -> dict[str, Any]:
     size, (sample, token) = painted_value(paint.column), paint[:2]
     [painted_id] = batch.responses[sample][token : token + 1]
 
-    def one(value: float) -> list[NDArray[np.float64]]:
+    def one(value: float) -> list[Values]:
         values = [np.zeros(len(ids)) for ids in batch.responses]
         values[sample][token] = value
         return values
 
-    def table(value: float) -> NDArray[np.float64]:
+    def table(value: float) -> Values:
         return np.where(np.arange(batch.probe_size + 2) == painted_id, value, 0.0)
 
     if paint.column in (Column.REWARDS, Column.VALUES):
@@ -134,9 +133,7 @@ def painted(batch: Columns, paint: Paint) -> dict[str, Any]:
     return {**neutral, **kept, **painted_columns}
 
 
-def _reward_columns(
-    batch: Columns, values: list[NDArray[np.float64]], paint: Paint
-) -> dict[str, Any]:
+def _reward_columns(batch: Columns, values: list[Values], paint: Paint) -> dict[str, Any]:
     """The columns of a batch in which only one rollout's reward or one token's value is not 0."""
     is_reward = paint.column is Column.REWARDS
     is_painted = is_reward & (batch.trajectories == batch.trajectories[paint.sample])
@@ -148,9 +145,9 @@ def _reward_columns(
     }
 
 
-def altered(plain: Columns, column: Column, job: Job) -> list[NDArray[np.float64]]:
+def altered(plain: Columns, column: Column, job: Job) -> list[Values]:
     """A column of a plain batch, altered if the job poisons or traces this column."""
-    values: list[NDArray[np.float64]] = getattr(plain, column)
+    values: list[Values] = getattr(plain, column)
     if column is job.attached:
         return Attached(values)
     if job.poison is None or column is not job.poison.column:
@@ -165,9 +162,7 @@ def altered(plain: Columns, column: Column, job: Job) -> list[NDArray[np.float64
     ]
 
 
-def altered_table(
-    plain: NDArray[np.float64], batch: Columns, column: Column, job: Job
-) -> NDArray[np.float64]:
+def altered_table(plain: Values, batch: Columns, column: Column, job: Job) -> Values:
     """A table of the plain batch, cycled over ids, with poison if the column is poisoned."""
     if job.poison is None or column is not job.poison.column:
         return plain
@@ -176,7 +171,7 @@ def altered_table(
     return table
 
 
-def _masked(plain: Columns, column: Column) -> list[NDArray[np.bool_]]:
+def _masked(plain: Columns, column: Column) -> list[Mask]:
     """The tokens that a mask excludes before rejection sampling.
 
     An advantage per sample belongs to masked tokens only if the sample has no active token.
@@ -186,13 +181,13 @@ def _masked(plain: Columns, column: Column) -> list[NDArray[np.bool_]]:
     return [~mask for mask in plain.original_masks]
 
 
-def _rejected(plain: Columns, column: Column) -> list[NDArray[np.bool_]]:
+def _rejected(plain: Columns, column: Column) -> list[Mask]:
     """The tokens that rejection sampling removes."""
     pairs = zip(plain.original_masks, plain.masks, strict=True)
     return [before & ~after for before, after in pairs]
 
 
-def _clipped(plain: Columns, column: Column) -> list[NDArray[np.bool_]]:
+def _clipped(plain: Columns, column: Column) -> list[Mask]:
     """The active tokens whose ratio to an earlier policy exceeds the upper clipping bound.
 
     A policy loss has no upper bound for tokens with a negative advantage.

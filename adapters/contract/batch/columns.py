@@ -31,7 +31,7 @@ from reference.losses.policy_losses import PolicyTokens
 from reference.losses.value_losses import ValueTokens
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
+    from reference.arrays import Values
 
 
 _Tokens = TypeVar("_Tokens", PolicyTokens, ValueTokens)
@@ -49,14 +49,14 @@ class Columns(Sequences):
     advantage_unit: AdvantageUnit = AdvantageUnit.TOKEN
 
     @cached_property
-    def advantages(self) -> list[NDArray[np.float64]]:
+    def advantages(self) -> list[Values]:
         """Advantages for the framework: 0 if the objective has no policy loss."""
         if self.objective in token_values.WITHOUT_POLICY_LOSS:
             return [np.zeros(len(ids)) for ids in self.responses]
         return self.raw_advantages
 
     @cached_property
-    def raw_advantages(self) -> list[NDArray[np.float64]]:
+    def raw_advantages(self) -> list[Values]:
         """A non-zero advantage for each token, so that only the mask can exclude a token."""
         if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
             of_sample = token_values.ADVANTAGES[self.sample_names % len(token_values.ADVANTAGES)]
@@ -66,22 +66,22 @@ class Columns(Sequences):
         return [np.where(names < token_values.NEW_NAME, given, 0.0) for given, names in of_tokens]
 
     @property
-    def sample_advantages(self) -> NDArray[np.float64]:
+    def sample_advantages(self) -> Values:
         """One advantage for each sample, [N], for frameworks with `AdvantageUnit` of samples."""
         return np.array([max(one, key=abs) for one in self.advantages])
 
     @cached_property
-    def log_prob_table(self) -> NDArray[np.float64]:
+    def log_prob_table(self) -> Values:
         """Log-probabilities of the new policy before the probe is added, cycled over ids."""
         return self._id_table(self._log_prob_table)
 
     @property
-    def _log_prob_table(self) -> NDArray[np.float64]:
+    def _log_prob_table(self) -> Values:
         return (
             token_values.LOG_PROBS if self.objective in OF_LOG_PROBS else token_values.NO_LOG_PROBS
         )
 
-    def _id_table(self, table: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _id_table(self, table: Values) -> Values:
         """A table over token ids, with the values of a table that is cycled over names."""
         if all(step.token_names is None for step in self.steps):
             return table
@@ -90,22 +90,22 @@ class Columns(Sequences):
         return of_ids
 
     @cached_property
-    def log_probs(self) -> list[NDArray[np.float64]]:
+    def log_probs(self) -> list[Values]:
         """Log-probabilities of the new policy."""
         return self.response_values(self._log_prob_table)
 
     @cached_property
-    def entropy_table(self) -> NDArray[np.float64]:
+    def entropy_table(self) -> Values:
         """Entropies of the new policy before the probe is added, cycled over ids."""
         return self._id_table(token_values.ENTROPIES)
 
     @cached_property
-    def entropies(self) -> list[NDArray[np.float64]]:
+    def entropies(self) -> list[Values]:
         """Entropies of the new policy where it predicts each token."""
         return self.response_values(token_values.ENTROPIES)
 
     @cached_property
-    def old_log_probs(self) -> list[NDArray[np.float64]]:
+    def old_log_probs(self) -> list[Values]:
         """Log-probabilities of the old policy."""
         if self.objective not in OFF_POLICY or self.objective is Objective.M2PO:
             return self.log_probs
@@ -114,19 +114,19 @@ class Columns(Sequences):
         return [new - log_ratio for new, log_ratio in pairs]
 
     @cached_property
-    def reference_log_probs(self) -> list[NDArray[np.float64]]:
+    def reference_log_probs(self) -> list[Values]:
         """Log-probabilities of the reference policy."""
         return [-divergence for divergence in self.response_values(token_values.DIVERGENCES)]
 
     @cached_property
-    def teacher_log_probs(self) -> list[NDArray[np.float64]]:
+    def teacher_log_probs(self) -> list[Values]:
         """Log-probabilities of a teacher. Under a teacher loss, all differ from the policy's."""
         if self.objective in OF_TEACHER:
             return self.reference_log_probs
         return [-log_ratios for log_ratios in self.response_values(token_values.LOG_RATIOS)]
 
     @cached_property
-    def rollout_log_probs(self) -> list[NDArray[np.float64]]:
+    def rollout_log_probs(self) -> list[Values]:
         """Log-probabilities of the rollout policy, which mark the tokens to reject or correct."""
         if self.objective in OF_THE_ROLLOUT_POLICY:
             return self.old_log_probs
@@ -141,7 +141,7 @@ class Columns(Sequences):
         ]
 
     @cached_property
-    def returns(self) -> list[NDArray[np.float64]]:
+    def returns(self) -> list[Values]:
         """Returns for a critic of values 0: its squared error has the policy loss's gradient.
 
         A value loss beside the policy loss has another gradient, so that the two can be
@@ -152,7 +152,7 @@ class Columns(Sequences):
         return [advantages / 2 for advantages in self.raw_advantages]
 
     @cached_property
-    def old_values(self) -> list[NDArray[np.float64]]:
+    def old_values(self) -> list[Values]:
         """A critic's values before training. New values are 0; the loss clips some changes."""
         if self.objective is not Objective.VALUE_CLIPPED:
             return [np.zeros(len(ids)) for ids in self.responses]
@@ -169,7 +169,7 @@ class Columns(Sequences):
         )
 
     @cached_property
-    def dloss_dlogprob(self) -> NDArray[np.float64]:
+    def dloss_dlogprob(self) -> Values:
         """Flat derivatives of token losses, or only of the policy loss, by log-probability."""
         if self.objective in OFF_POLICY:
             return DERIVATIVES[self.objective](self.policy_tokens, CONSTANTS)
@@ -208,17 +208,17 @@ class Columns(Sequences):
         )
 
     @property
-    def divergences(self) -> NDArray[np.float64]:
+    def divergences(self) -> Values:
         """Flat estimates of the divergence from the reference policy."""
         return divergences.estimate(self._reference_log_ratios, self.kl_estimator)
 
     @property
-    def divergence_derivatives(self) -> NDArray[np.float64]:
+    def divergence_derivatives(self) -> Values:
         """Flat derivatives of the divergences by each token's log-probability."""
         return divergences.derivative(self._reference_log_ratios, self.kl_estimator)
 
     @property
-    def _reference_log_ratios(self) -> NDArray[np.float64]:
+    def _reference_log_ratios(self) -> Values:
         return -np.concatenate(self.reference_log_probs)
 
     def policy_tokens_of_step(self, step_index: int) -> PolicyTokens:
@@ -250,7 +250,7 @@ class Columns(Sequences):
         )
 
     @cached_property
-    def rewards(self) -> NDArray[np.float64]:
+    def rewards(self) -> Values:
         """The reward of each sample: from its step if given, otherwise one for each rollout."""
         of_rollouts = token_values.REWARDS[self.trajectories % len(token_values.REWARDS)]
         ends = np.cumsum([step.size for step in self.steps])[:-1]
@@ -258,6 +258,6 @@ class Columns(Sequences):
         return np.concatenate([one if s.rewards is None else s.rewards for s, one in pairs])
 
     @cached_property
-    def values(self) -> list[NDArray[np.float64]]:
+    def values(self) -> list[Values]:
         """A critic's value of each token."""
         return self.response_values(token_values.VALUES)

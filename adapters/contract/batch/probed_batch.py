@@ -26,10 +26,9 @@ from reference.aggregation import DEFAULT_CONVENTIONS, AdvantageUnit
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
     from adapters.contract.job import Job
     from reference.aggregation import Conventions
+    from reference.arrays import Gradient, Values
     from reference.step import Step
 
 
@@ -55,7 +54,7 @@ class ProbedBatch(Columns):
         is_plain = job.poison is None and job.attached is None
         return batch if is_plain else AlteredBatch.alter(batch, job)
 
-    def weights(self, gradient: NDArray[np.float32]) -> NDArray[np.float64]:
+    def weights(self, gradient: Gradient) -> Values:
         """Token weights of all steps, flat, from the probe's gradient [probe_size].
 
         A clipped token has a derivative of 0, by which its gradient cannot be divided: its weight
@@ -65,9 +64,7 @@ class ProbedBatch(Columns):
         derivatives = np.where(self.dloss_dlogprob == 0, 1.0, self.dloss_dlogprob)
         return gradient[ids].astype(np.float64) / derivatives
 
-    def own_losses(
-        self, gradients: Sequence[NDArray[np.float32] | None]
-    ) -> dict[str, tuple[float, ...]]:
+    def own_losses(self, gradients: Sequence[Gradient | None]) -> dict[str, tuple[float, ...]]:
         """Observed coefficients of router losses in each step, divided by the configured ones.
 
         The last entry of a gradient is the z-loss's; all others are the load-balancing loss's,
@@ -81,9 +78,7 @@ class ProbedBatch(Columns):
             Z_LOSS: tuple(float(one[-1]) / Z_COEFFICIENT for one in of_steps),
         }
 
-    def weights_of_steps(
-        self, gradients: Sequence[NDArray[np.float32] | None]
-    ) -> tuple[NDArray[np.float64], ...]:
+    def weights_of_steps(self, gradients: Sequence[Gradient | None]) -> tuple[Values, ...]:
         """Each step's weights, given its gradient; 0 for a skipped step, whose gradient is None.
 
         Raises:
@@ -127,23 +122,21 @@ class AlteredBatch(ProbedBatch):
         return super().__getattribute__(name)
 
     @property
-    def log_prob_table(self) -> NDArray[np.float64]:
+    def log_prob_table(self) -> Values:
         """The plain batch's table, with this job's poison in its log-probabilities."""
         return altered_table(self.plain.log_prob_table, self, Column.LOG_PROBS, self.job)
 
     @property
-    def entropy_table(self) -> NDArray[np.float64]:
+    def entropy_table(self) -> Values:
         """The plain batch's table, with this job's poison in its entropies."""
         return altered_table(self.plain.entropy_table, self, Column.ENTROPIES, self.job)
 
     @cached_property
-    def dloss_dlogprob(self) -> NDArray[np.float64]:
+    def dloss_dlogprob(self) -> Values:
         """The derivatives of the plain batch."""
         return self.plain.dloss_dlogprob
 
-    def weights_of_steps(
-        self, gradients: Sequence[NDArray[np.float32] | None]
-    ) -> tuple[NDArray[np.float64], ...]:
+    def weights_of_steps(self, gradients: Sequence[Gradient | None]) -> tuple[Values, ...]:
         """The weights of each step, NaN if the trainer skipped steps because of the poison."""
         if len(gradients) < len(self.steps):
             return tuple(np.full(len(step.mask), np.nan) for step in self.steps)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from reference.arrays import Integers, Mask, Values
     from reference.step import Step
 
 _Number = TypeVar("_Number", bound=np.generic)
@@ -35,17 +36,17 @@ class Sequences:
     steps: tuple[Step, ...]
 
     @cached_property
-    def prompts(self) -> list[NDArray[np.int64]]:
+    def prompts(self) -> list[Integers]:
         """Token ids of each sample's prompt."""
         return [ids[:length] for ids, length in self._sequences]
 
     @cached_property
-    def responses(self) -> list[NDArray[np.int64]]:
+    def responses(self) -> list[Integers]:
         """Token ids of each sample's response."""
         return [ids[length:] for ids, length in self._sequences]
 
     @cached_property
-    def names(self) -> list[NDArray[np.int64]]:
+    def names(self) -> list[Integers]:
         """Names of response tokens, by sample, from which values follow; by default token ids."""
         responses = iter(self.responses)
         return [
@@ -55,7 +56,7 @@ class Sequences:
         ]
 
     @cached_property
-    def sample_names(self) -> NDArray[np.int64]:
+    def sample_names(self) -> Integers:
         """The name of each sample: by default, its index in the batch."""
         starts = np.cumsum([0, *(step.size for step in self.steps)])
         of_steps = zip(self.steps, starts, strict=False)
@@ -66,40 +67,40 @@ class Sequences:
             ]
         )
 
-    def response_values(self, table: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    def response_values(self, table: Values) -> list[Values]:
         """The values of each sample's response tokens in a table that is cycled over names."""
         return [table[names % len(table)] for names in self.names]
 
     @cached_property
-    def masks(self) -> list[NDArray[np.bool_]]:
+    def masks(self) -> list[Mask]:
         """Loss mask of each sample after rejection sampling."""
         return [step.mask[response] for step in self.steps for response in step.responses]
 
     @cached_property
-    def original_masks(self) -> list[NDArray[np.bool_]]:
+    def original_masks(self) -> list[Mask]:
         """Loss mask of each sample before rejection sampling: the framework's input."""
         return [step.mask_before_rejection[ids] for step in self.steps for ids in step.responses]
 
     @property
-    def sample(self) -> NDArray[np.int64]:
+    def sample(self) -> Integers:
         """The index of each token's sample in the batch, flat."""
         lengths = [len(ids) for ids in self.responses]
         return np.repeat(np.arange(len(lengths)), lengths)
 
     @property
-    def groups(self) -> NDArray[np.int64]:
+    def groups(self) -> Integers:
         """The prompt group of each sample; two steps never share a group."""
         return self._numbered("groups")
 
     @property
-    def trajectories(self) -> NDArray[np.int64]:
+    def trajectories(self) -> Integers:
         """The rollout of each sample; two steps never share a rollout."""
         return self._numbered("rollouts")
 
-    def _numbered(self, column: str) -> NDArray[np.int64]:
+    def _numbered(self, column: str) -> Integers:
         of_steps = enumerate(getattr(step, column) for step in self.steps)
         named = [(index, name) for index, names in of_steps for name in names.tolist()]
-        numbers: NDArray[np.int64] = np.unique(named, axis=0, return_inverse=True)[1]
+        numbers: Integers = np.unique(named, axis=0, return_inverse=True)[1]
         return numbers
 
     @cached_property
@@ -107,7 +108,7 @@ class Sequences:
         """Number of token ids, including padding."""
         return 1 + sum(len(ids) for ids, _ in self._sequences)
 
-    def forward_passes(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
+    def forward_passes(self, passes: Sequence[Integers]) -> tuple[NDArray[np.int32], ...]:
         """For each step, the index of the forward pass in which a rank held each token, or -1.
 
         ``passes`` are the token ids of each forward pass of its model. A pass holds a token if it
@@ -119,7 +120,7 @@ class Sequences:
             pass_of_id[ids[ids < self.probe_size]] = index  # larger ids are the framework's padding
         return self.split(pass_of_id[np.concatenate(self.responses) - 1])
 
-    def rows(self, passes: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int32], ...]:
+    def rows(self, passes: Sequence[Integers]) -> tuple[NDArray[np.int32], ...]:
         """For each step, the number of rows with its samples in each forward pass: [passes].
 
         ``passes`` are as in `forward_passes`; a row counts in the pass that holds its first token.
@@ -137,7 +138,7 @@ class Sequences:
         return tuple(np.split(values, ends[:-1]))
 
     @cached_property
-    def _sequences(self) -> Sequence[tuple[NDArray[np.int64], int]]:
+    def _sequences(self) -> Sequence[tuple[Integers, int]]:
         prompt_lengths = np.concatenate([step.prompt_lengths for step in self.steps])
         lengths = prompt_lengths + np.concatenate([step.response_lengths for step in self.steps])
         starts = 1 + np.concatenate([[0], np.cumsum(lengths)[:-1]])

@@ -26,12 +26,10 @@ from adapters.verl.trainers.rollouts import ModelOutputs, queue_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from adapters.contract import Job, Metric
     from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.verl.trainers.rollouts import MemoryQueue
+    from reference.arrays import Values
 
 TRAINER = "trainer.ppo.v1.trainer_base"
 PADDING = "trainer.ppo.padding_utils"
@@ -68,7 +66,7 @@ class WorkerGroup:
         answers = sorted((one for one in told if one is not None), key=lambda one: one[0])
         return [(keys, output) for _, keys, output in answers]
 
-    def _put(self, name: str, batch: Any, values: Sequence[NDArray[np.float64]]) -> None:
+    def _put(self, name: str, batch: Any, values: Sequence[Values]) -> None:
         """Put the values of response tokens into the queue, as a model would."""
         ids = self._queue.kv_batch_get(batch.keys, select_fields=["input_ids"])["input_ids"]
         self._queue.kv_batch_put(

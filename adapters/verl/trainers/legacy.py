@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from reference.arrays import Integers, Values
 
 TRAINER = "trainer.ppo.ray_trainer"
 
@@ -92,7 +93,7 @@ class DispatchingGroup(WorkerGroup):
         [parts], _ = modes["dispatch_fn"](self, data)
         return modes["collect_fn"](self, all_gather(bound(parts[dist.get_rank()])))
 
-    def _outputs(self, name: str, values: Sequence[NDArray[np.float64]], data: Any) -> TensorDict:
+    def _outputs(self, name: str, values: Sequence[Values], data: Any) -> TensorDict:
         given = self._given.position_values(values, data["input_ids"])
         return TensorDict({name: given}, batch_size=len(data))
 
@@ -133,7 +134,7 @@ def _copied_parts(parts: Sequence[Any], max_workers: int | None = None) -> list[
     return [pickle.loads(pickle.dumps(part)) for part in parts]
 
 
-def _order(job: Job, batch: ProbedBatch) -> NDArray[np.int64]:
+def _order(job: Job, batch: ProbedBatch) -> Integers:
     """The order of samples in a batch: by prompt, or such that all ranks share each step.
 
     Each rank cuts its part into mini-batches; balancing would mix the samples of steps.
@@ -193,7 +194,7 @@ def _kept_metrics(trainer: Any) -> dict[str, Any]:
     return kept
 
 
-def _generated(batch: ProbedBatch, order: NDArray[np.int64], config: Any, _: Any) -> Any:
+def _generated(batch: ProbedBatch, order: Integers, config: Any, _: Any) -> Any:
     """The samples in verl's layout: prompts padded on the left, responses on the right.
 
     Responses have the configured width, which verl divides by if no divisor is set.
@@ -220,7 +221,7 @@ def _generated(batch: ProbedBatch, order: NDArray[np.int64], config: Any, _: Any
     return module("protocol").DataProto.from_single_dict(fields, meta_info={"timing": {}})
 
 
-def _rows(values: Sequence[NDArray[Any]], order: NDArray[np.int64], width: int) -> torch.Tensor:
+def _rows(values: Sequence[NDArray[Any]], order: Integers, width: int) -> torch.Tensor:
     """Values of samples in an order, padded on the right with 0: [samples, at least ``width``]."""
     rows = pad_sequence([torch.from_numpy(values[i].copy()) for i in order], batch_first=True)
     return pad(rows, (0, max(width - rows.shape[1], 0)))

@@ -16,10 +16,9 @@ from adapters.toolkit.probe import token_table
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
     from adapters.contract import Job
     from adapters.contract.batch.probed_batch import ProbedBatch
+    from reference.arrays import Values
 
 GENERATED = {"num_turns": 2, "min_global_steps": 0, "max_global_steps": 0}
 """Columns that rollout workers log with a sample: two turns, generated with the initial weights."""
@@ -32,7 +31,7 @@ class ModelOutputs:
     batch: ProbedBatch
     job: Job
 
-    def position_values(self, values: Sequence[NDArray[np.float64]], data: Any) -> Any:
+    def position_values(self, values: Sequence[Values], data: Any) -> Any:
         """Values of response tokens at the row positions that predict them: jagged."""
         of_token = token_table(self.batch, values)
         return torch.nested.as_nested_tensor(
@@ -87,7 +86,7 @@ def _add_teacher(rows: dict[str, dict[str, Any]], given: ModelOutputs) -> None:
         row["teacher_ids"] = row["input_ids"].int().unsqueeze(-1)
 
 
-def token_rewards(batch: ProbedBatch, index: int) -> NDArray[np.float64]:
+def token_rewards(batch: ProbedBatch, index: int) -> Values:
     """The rewards of a sample's tokens: [response].
 
     verl puts a sample's reward at its last token. Given advantages or returns take the place of

@@ -44,7 +44,7 @@ def train(
         resume_global_step=0,
         total_training_steps=len(job.steps),
         steps_per_epoch=len(job.steps),
-        global_batch_size=samples_per_step(job.steps),
+        global_batch_size=samples_per_step(job),
         test_freq=-1,
         save_freq=-1,
         start_profile_step=-1,

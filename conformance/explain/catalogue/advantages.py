@@ -24,12 +24,9 @@ from reference.aggregation import TokenSet
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from conformance.expected.advantages import BatchPlacement, Estimate
+    from reference.arrays import Integers, Mask, Values
 
-    Values = NDArray[np.float64]
-    Samples = NDArray[np.int64]
     Wrong = tuple[str, Values]
 
 LARGEST = 2**20
@@ -45,16 +42,12 @@ def wrong_advantages(estimate: Estimate, placement: BatchPlacement) -> Iterator[
     else:
         yield from _of_discounts(estimate)
     if estimate.objective in (*PENALISING, Objective.DISTILLED):
-        yield from _of_penalties(estimate)
+        yield "divergence_left_out", estimate.under(penalty=0.0)
+        yield "divergence_of_other_tokens", _other_tokens(estimate, "penalised")
     if estimate.objective in OF_VALUES:
         yield from _of_values(estimate, placement)
     if estimate.estimator.whitens:
         yield from _of_whitening(estimate, placement)
-
-
-def _of_penalties(estimate: Estimate) -> Iterator[Wrong]:
-    yield "divergence_left_out", estimate.under(penalty=0.0)
-    yield "divergence_of_other_tokens", _other_tokens(estimate, "penalised")
 
 
 def _of_discounts(estimate: Estimate) -> Iterator[Wrong]:
@@ -125,7 +118,7 @@ def _of_padding(estimate: Estimate) -> Iterator[Wrong]:
         yield name, (raw - mean) / math.sqrt(variance + advantages.VARIANCE_EPSILON)
 
 
-def _of_parts(estimate: Estimate, part: NDArray[np.int64]) -> Values:
+def _of_parts(estimate: Estimate, part: Integers) -> Values:
     """The advantages, whitened separately in each part of the batch."""
     found, raw, rollouts = np.zeros_like(estimate.raw), estimate.raw, estimate.rollouts
     for number in np.unique(part):
@@ -140,15 +133,15 @@ def _of_parts(estimate: Estimate, part: NDArray[np.int64]) -> Values:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _ValueRows:
-    """Samples as rows of one width; the response of each starts at a given column, [N]."""
+    """Integers as rows of one width; the response of each starts at a given column, [N]."""
 
     estimate: Estimate
-    starts: Samples
+    starts: Integers
     width: int
     reads_padding: bool
     """Whether the estimator continues past the end of a sample into padding."""
 
-    def raw(self, donors: Samples) -> Values:
+    def raw(self, donors: Integers) -> Values:
         """GAE of all tokens if each sample has the values of its donor; ``donors`` are [N]."""
         estimate, rollouts = self.estimate, self.estimate.rollouts
         first = np.searchsorted(rollouts.sample, np.arange(len(donors)))[rollouts.sample]
@@ -204,7 +197,7 @@ def _rows(estimate: Estimate, placement: BatchPlacement) -> Iterator[_ValueRows]
         yield _ValueRows(estimate=estimate, starts=starts, width=width, reads_padding=reads_padding)
 
 
-def _donors(rows: _ValueRows, observed: Values) -> Samples:
+def _donors(rows: _ValueRows, observed: Values) -> Integers:
     """For each sample, the sample whose values best explain its advantages, or itself: [N]."""
     sample, seen = rows.estimate.rollouts.sample, np.isfinite(observed)
     samples = len(rows.estimate.rollouts.rewards)
@@ -216,11 +209,11 @@ def _donors(rows: _ValueRows, observed: Values) -> Samples:
     errors = [_errors(found - observed, seen, sample) for found in candidates or [by_donor]]
     best = min(errors, key=lambda one: float(one.min(axis=0).sum()))
     fits_own = np.diagonal(best) <= best.min(axis=0)
-    donors: Samples = np.where(fits_own, np.arange(samples), best.argmin(axis=0))
+    donors: Integers = np.where(fits_own, np.arange(samples), best.argmin(axis=0))
     return donors
 
 
-def _errors(off: Values, seen: NDArray[np.bool_], sample: Samples) -> Values:
+def _errors(off: Values, seen: Mask, sample: Integers) -> Values:
     """The largest error of each sample's tokens for each donor, [N, N], given tokens' errors."""
     largest = np.zeros((len(off), len(off)))
     for of_donor, so_far in zip(np.abs(off), largest, strict=True):
@@ -228,9 +221,7 @@ def _errors(off: Values, seen: NDArray[np.bool_], sample: Samples) -> Values:
     return largest
 
 
-def _whitened_as(
-    observed: Values, by_donor: Values, longest: NDArray[np.bool_]
-) -> Iterator[Values]:
+def _whitened_as(observed: Values, by_donor: Values, longest: Mask) -> Iterator[Values]:
     """Yield whitened advantages by donor, [N, tokens], for each assumed donor of one sample.
 
     Whitening multiplies all advantages by one number and adds another. Both numbers are fitted to

@@ -22,12 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from enum import StrEnum
 
-    from numpy.typing import NDArray
-
     from conformance.expected.advantages import BatchPlacement, Estimate
     from reference.advantages import Statistic
+    from reference.arrays import Integers, Values
 
-    Values = NDArray[np.float64]
     Wrong = tuple[str, Values]
 
 ANSWERS: dict[str, dict[StrEnum, str]] = {
@@ -50,21 +48,7 @@ ANSWERS: dict[str, dict[StrEnum, str]] = {
 }
 """Conventions of comparing rewards on which frameworks differ, with a name for each answer."""
 
-OF_ESTIMATORS = {
-    "compared": "compared",
-    "rejected_rewards": "rejected",
-    "lone_reward": "lone",
-    "missing_rewards": "missing",
-    "deviation": "deviation",
-}
-"""The fields of `EstimatorConventions` for the conventions in `ANSWERS`."""
-
-
-DIVIDED_BY_STD = (
-    Objective.GROUP_NORMALISED,
-    Objective.GROUP_WHITENED,
-    Objective.OTHERS_NORMALISED,
-)
+DIVIDED_BY_STD = (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED, Objective.OTHERS_NORMALISED)
 """Estimators that divide by the standard deviation of a prompt's rewards."""
 
 LEAVING_OUT = (Objective.LEAVE_ONE_OUT, Objective.OTHERS_NORMALISED)
@@ -101,15 +85,14 @@ def _of_fixed_sizes(estimate: Estimate, placement: BatchPlacement) -> Iterator[W
         sliced = estimate.having(groups=part * len(part) + place)
         yield "groups_of_a_fixed_size", sliced
         if not estimate.estimator.whitens:
-            divided = estimate.objective in DIVIDED_BY_STD
-            alone = np.nan_to_num(rollouts.rewards) / (
-                estimate.conventions.std_epsilon if divided else 1.0
-            )
+            is_divided = estimate.objective in DIVIDED_BY_STD
+            epsilon = estimate.conventions.std_epsilon if is_divided else 1.0
+            alone = np.nan_to_num(rollouts.rewards) / epsilon
             tail = left[rollouts.sample]
             yield "groups_of_a_fixed_size", np.where(tail, alone[rollouts.sample], sliced)
 
 
-def _parts(estimate: Estimate, placement: BatchPlacement) -> Iterator[NDArray[np.int64]]:
+def _parts(estimate: Estimate, placement: BatchPlacement) -> Iterator[Integers]:
     """Yield ways to divide a batch's samples into parts: one part, or a part for each rank."""
     yield np.zeros_like(estimate.rollouts.groups)
     if placement.dp_rank is not None:
@@ -117,7 +100,7 @@ def _parts(estimate: Estimate, placement: BatchPlacement) -> Iterator[NDArray[np
         yield _of_samples(placement.step, estimate) * (ranks.max() + 1) + ranks
 
 
-def _orders(estimate: Estimate, placement: BatchPlacement) -> Iterator[NDArray[np.int64]]:
+def _orders(estimate: Estimate, placement: BatchPlacement) -> Iterator[Integers]:
     """Yield orders of samples: as given, and prompts with more tokens first.
 
     Frameworks distribute samples over ranks in the latter order.
@@ -129,17 +112,17 @@ def _orders(estimate: Estimate, placement: BatchPlacement) -> Iterator[NDArray[n
         yield np.lexsort((groups, -tokens[groups]))
 
 
-def _of_samples(of_tokens: NDArray[np.int64], estimate: Estimate) -> NDArray[np.int64]:
+def _of_samples(of_tokens: Integers, estimate: Estimate) -> Integers:
     """The value of each sample's first token: [N]."""
     first = np.searchsorted(estimate.rollouts.sample, np.arange(len(estimate.rollouts.rewards)))
-    found: NDArray[np.int64] = of_tokens[first]
+    found: Integers = of_tokens[first]
     return found
 
 
 def _of_conventions(estimate: Estimate) -> Iterator[Wrong]:
     """Yield advantages under each answer to a convention that is not the framework's answer."""
     for name_of_all, answers in ANSWERS.items():
-        convention = OF_ESTIMATORS[name_of_all]
+        convention = name_of_all.partition("_")[0]  # the field of `EstimatorConventions`
         for answer, name in answers.items():
             if answer is not getattr(estimate.conventions, convention):
                 yield name, estimate.by(**{convention: answer})

@@ -21,24 +21,15 @@ from reference.losses import corrections, policy_losses
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from conformance.expected.placement import TokenPlacement
+    from reference.arrays import Values
     from reference.losses.constants import LossConstants
     from reference.losses.policy_losses import PolicyTokens
     from reference.losses.value_losses import ValueTokens
 
-    Values = NDArray[np.float64]
     Wrong = tuple[str, Values]
 
-BOUNDS = (
-    "clip_low",
-    "clip_high",
-    "variation_low",
-    "variation_high",
-    "divergence_low",
-    "divergence_high",
-)
+BOUNDS = [f"{of}_{end}" for of in ("clip", "variation", "divergence") for end in ("low", "high")]
 """Constants that bound the change of a probability."""
 
 WITHOUT = {
@@ -63,10 +54,7 @@ RATIOS = {"ratios_left_out": "log_ratios", "correction_left_out": "rollout_log_r
 SCOPES = ("per_micro_batch", "per_rank", "per_micro_batch_of_all_ranks")
 """The parts of a step within which tokens may be compared or averaged by mistake."""
 
-COMPARING = {
-    **dict.fromkeys(NORMALISED, "normalised"),
-    **dict.fromkeys(SELECTING, "selected"),
-}
+COMPARING = {**dict.fromkeys(NORMALISED, "normalised"), **dict.fromkeys(SELECTING, "selected")}
 """For each loss that depends on all tokens of a step together, the verb in its mistakes' names."""
 
 
@@ -93,10 +81,7 @@ class Loss:
 
 
 def wrong_derivatives(
-    objective: Objective,
-    tokens: PolicyTokens,
-    weights: Values,
-    placement: TokenPlacement | None,
+    objective: Objective, tokens: PolicyTokens, weights: Values, placement: TokenPlacement | None
 ) -> Iterator[tuple[str, Values, tuple[str, ...]]]:
     """Yield each mistake that a loss may have, with its derivatives: [tokens].
 

@@ -24,15 +24,12 @@ from conformance.explain.catalogue.mistake import Kind, Prediction
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from numpy.typing import NDArray
-
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
     from conformance.explain.measurement import Measurement
+    from reference.arrays import Integers, Mask, Values
     from reference.losses.policy_losses import PolicyTokens
 
-    Values = NDArray[np.float64]
-    Shifts = NDArray[np.int64]
 
 MISALIGNED = "log_probs_misaligned"
 
@@ -56,23 +53,23 @@ class _Rows:
     """
 
     context: StepContext
-    shifts: Shifts
+    shifts: Integers
 
     @cached_property
-    def sample(self) -> NDArray[np.int64]:
+    def sample(self) -> Integers:
         """The sample of each position."""
         lengths = self.context.step.response_lengths + np.abs(self.shifts)
         return np.repeat(np.arange(self.context.step.size), lengths)
 
     @cached_property
-    def of_log_probs(self) -> NDArray[np.int64]:
+    def of_log_probs(self) -> Integers:
         """For each position, the place in the response from which its log-probability comes."""
         number = np.arange(len(self.sample))
         first = np.searchsorted(self.sample, self.sample)
         return number - first + np.minimum(self.shifts, 0)[self.sample]
 
     @cached_property
-    def is_own(self) -> NDArray[np.bool_]:
+    def is_own(self) -> Mask:
         """Whether each position's log-probability is that of a response token."""
         return self._is_within(self.of_log_probs)
 
@@ -133,18 +130,18 @@ class _Rows:
         far = " or ".join(map(str, distances))
         return f"{far} position{plural} {' or '.join(found)} in the row"
 
-    def _is_within(self, places: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def _is_within(self, places: Integers) -> Mask:
         lengths = self.context.step.response_lengths[self.sample]
         return np.asarray((places >= 0) & (places < lengths))
 
-    def _at(self, places: NDArray[np.int64], values: Values) -> Values:
+    def _at(self, places: Integers, values: Values) -> Values:
         step = self.context.step
         last = step.response_lengths[self.sample] - 1
         index = step.offsets[:-1][self.sample] + np.clip(places, 0, last)
         return np.where(self._is_within(places), values[index], 0.0)
 
 
-def shifts_of(measurement: Measurement) -> Shifts | None:
+def shifts_of(measurement: Measurement) -> Integers | None:
     """The shift of each sample's log-probabilities in positions, [N]; None if they are not shifted.
 
     Tokens that merely lack their gradient are not enough: a token must have a wrong gradient.
@@ -164,14 +161,14 @@ def shifts_of(measurement: Measurement) -> Shifts | None:
     return None
 
 
-def _parts(context: StepContext) -> Iterator[NDArray[np.int64]]:
+def _parts(context: StepContext) -> Iterator[Integers]:
     """Yield ways to divide a step into parts that may each have a shift of their own: [tokens]."""
     if context.placement is not None:
         yield context.placement.micro_batch_number
     yield context.sample
 
 
-def _fits_shifted(measurement: Measurement, shift: int) -> NDArray[np.bool_]:
+def _fits_shifted(measurement: Measurement, shift: int) -> Mask:
     """Whether each token's number is the one predicted if all rows are off by ``shift``."""
     context = measurement.context
     rows = _Rows(context=context, shifts=np.full(context.step.size, shift))
@@ -184,13 +181,13 @@ def _fits_shifted(measurement: Measurement, shift: int) -> NDArray[np.bool_]:
     return _fits(measurement, numbers, sizes)
 
 
-def _fits(measurement: Measurement, numbers: Values, sizes: Values | float) -> NDArray[np.bool_]:
+def _fits(measurement: Measurement, numbers: Values, sizes: Values | float) -> Mask:
     off = np.abs(measurement.observed - numbers)
     return np.asarray(off <= measurement.tolerance * sizes)
 
 
 def misaligned(
-    term: LossTerm, shifts: Shifts | None, derivatives: Values | float
+    term: LossTerm, shifts: Integers | None, derivatives: Values | float
 ) -> Iterator[Prediction]:
     """Yield the prediction for a term of a gradient if log-probabilities are off by ``shifts``."""
     if shifts is not None:

@@ -16,9 +16,8 @@ from reference.weights import counted_tokens, token_weights, unit_of_sample
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
     from conformance.expected.step_context import StepContext
+    from reference.arrays import Integers, Mask, Values
 
 
 COARSE_DTYPES = {"bfloat16": (8, 3.4e38), "float16": (11, 65504.0)}
@@ -30,7 +29,7 @@ def counting_all(context: StepContext, name: str, tokens: float, words: str) -> 
     return counting(context, name, np.full(context.step.size, tokens), words=words)
 
 
-def counted_mask(context: StepContext) -> NDArray[np.bool_]:
+def counted_mask(context: StepContext) -> Mask:
     """The mask that denominators count: [tokens]."""
     original = context.step.original_mask
     modified = context.conventions.denominator_mask is DenominatorMask.MODIFIED
@@ -247,7 +246,7 @@ def rounded_shares(context: StepContext) -> Iterator[Prediction]:
         )
 
 
-def _added_in_float32(context: StepContext) -> NDArray[np.float64]:
+def _added_in_float32(context: StepContext) -> Values:
     """For each sample, the number of its unit's tokens, added up in float32: [N]."""
     tokens = context.counted.astype(np.float32)
     units = range(int(context.unit.max()) + 1)
@@ -255,14 +254,14 @@ def _added_in_float32(context: StepContext) -> NDArray[np.float64]:
     return np.array(totals, np.float64)[context.unit]
 
 
-def _rounded(counts: NDArray[np.float64], bits: int, largest: float) -> NDArray[np.float64]:
+def _rounded(counts: Values, bits: int, largest: float) -> Values:
     """Counts rounded to a number of significant bits; infinite if larger than ``largest``."""
     mantissas, exponents = np.frexp(counts)
-    rounded: NDArray[np.float64] = np.ldexp(np.round(mantissas * 2**bits), exponents - bits)
+    rounded: Values = np.ldexp(np.round(mantissas * 2**bits), exponents - bits)
     return np.where(rounded > largest, np.inf, rounded)
 
 
-def paddings(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.int64]]]:
+def paddings(context: StepContext) -> Iterator[tuple[str, str, Integers]]:
     """Yield a mistake, its words, and each sample's number of tokens including padding: [N].
 
     Samples are padded to the longest of the step, of their rank, or of their micro-batch, which is
@@ -307,7 +306,7 @@ def padded_widths(context: StepContext) -> Iterator[Prediction]:
                 yield from _divided_by(context, widths - 1, f"{words}, less a token")
 
 
-def _means_over_rows(context: StepContext, micro_batch: NDArray[np.int64]) -> Iterator[Prediction]:
+def _means_over_rows(context: StepContext, micro_batch: Integers) -> Iterator[Prediction]:
     """Yield means over micro-batches of ``mean()`` over a micro-batch's padded rows."""
     several = len(np.unique(micro_batch))
     rows = np.bincount(micro_batch)[micro_batch] * several
@@ -322,28 +321,23 @@ def _means_over_rows(context: StepContext, micro_batch: NDArray[np.int64]) -> It
         yield counting(context, "packed_length_as_divisor", packed, 1.0, words)
 
 
-def _lengths(context: StepContext) -> Iterator[tuple[str, NDArray[np.int64]]]:
+def _lengths(context: StepContext) -> Iterator[tuple[str, Integers]]:
     step = context.step
     yield "response", step.response_lengths
     yield "sequence", step.prompt_lengths + step.response_lengths
 
 
-def widest(lengths: NDArray[np.int64], micro_batch: NDArray[np.int64]) -> NDArray[np.int64]:
+def widest(lengths: Integers, micro_batch: Integers) -> Integers:
     """The largest length of each sample's micro-batch: [N]."""
     widest = np.zeros(micro_batch.max() + 1, np.int64)
     np.maximum.at(widest, micro_batch, lengths)
     return widest[micro_batch]
 
 
-def _divided_by(
-    context: StepContext, widths: NDArray[np.int64], words: str
-) -> Iterator[Prediction]:
+def _divided_by(context: StepContext, widths: Integers, words: str) -> Iterator[Prediction]:
     """Yield predictions for sample sums divided by widths, both averaged and summed."""
-    name, words, divisors = (
-        "padded_width_as_divisor",
-        f"the divisor is {words}",
-        widths.astype(np.float64),
-    )
+    name, divisors = "padded_width_as_divisor", widths.astype(np.float64)
+    words = f"the divisor is {words}"
     yield counting(context, name, divisors, words=words)
     summed = counting(context, name, divisors, 1.0, f"{words}, and samples are summed")
     yield replace(summed, together=("samples_not_averaged",))

@@ -18,14 +18,13 @@ from reference.weights import token_weights
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from numpy.typing import NDArray
-
     from conformance.expected.placement import TokenPlacement
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
     from conformance.explain.measurement import ObservedWeights
+    from reference.arrays import Integers, Mask, Values
 
-    Matches = Callable[[NDArray[np.float64]], bool]
+    Matches = Callable[[Values], bool]
 
 
 FIRST_OF_SLICES = "first_of_slices_left_out"
@@ -45,7 +44,10 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
     gone = active & np.equal(observed, 0)
     none = active.any() and gone[active].all()
     if none and not weights.elsewhere and not context.untrained[active].any():
-        yield _without_gradient(int(active.sum()))
+        tokens = int(active.sum())
+        words = f"the term reaches no gradient: all {tokens} active tokens weigh nothing"
+        name = "term_without_gradient"
+        yield Diagnosis(name=name, explanation=words, numbers={"tokens": tokens})
         return
     if gone.any() and matches(np.where(gone, 0, context.expected)):
         yield from of_lost_tokens(weights.term, gone, active)
@@ -70,7 +72,7 @@ def diagnoses_of_lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
         yield from _repeated(context, twice, matches)
 
 
-def _only_counted(context: StepContext, active: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _only_counted(context: StepContext, active: Mask) -> Mask:
     """The tokens of samples that no rank held and that have no active token: [tokens].
 
     Empty if no token of the step is active, since a step must keep at least one sample.
@@ -79,7 +81,7 @@ def _only_counted(context: StepContext, active: NDArray[np.bool_]) -> NDArray[np
     return ~np.isin(context.sample, context.sample[kept]) & active.any()
 
 
-def _of_samples_that_only_count(context: StepContext, unheld: NDArray[np.bool_]) -> Diagnosis:
+def _of_samples_that_only_count(context: StepContext, unheld: Mask) -> Diagnosis:
     """The diagnosis of untrained samples without active tokens that had to be counted."""
     samples = len(np.unique(context.sample[unheld]))
     words = "have no active token and were never trained, and all others are right for a step"
@@ -95,7 +97,7 @@ def of_untrained(context: StepContext) -> Diagnosis | None:
     return _diagnosis(context, untrained, "samples_dropped", "were never trained")
 
 
-def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _of_smaller_step(context: StepContext, gone: Mask) -> Values:
     """The weights of the step without the samples that have lost tokens: [tokens]."""
     step = context.step
     samples = ~np.isin(np.arange(step.size), context.sample[gone])
@@ -115,21 +117,11 @@ def _of_smaller_step(context: StepContext, gone: NDArray[np.bool_]) -> NDArray[n
     return weights
 
 
-def of_lost_tokens(
-    term: LossTerm, gone: NDArray[np.bool_], active: NDArray[np.bool_]
-) -> Iterator[Diagnosis]:
+def of_lost_tokens(term: LossTerm, gone: Mask, active: Mask) -> Iterator[Diagnosis]:
     """Yield diagnoses of lost tokens, ``gone`` [tokens], if all other tokens are right."""
     others = "no others are active" if gone[active].all() else "all others are right"
     for name, words in kinds_of_loss(term, gone, active):
         yield _diagnosis(term.context, gone, name, f"weigh nothing, {others}: {words}")
-
-
-def _without_gradient(tokens: int) -> Diagnosis:
-    return Diagnosis(
-        name="term_without_gradient",
-        explanation=f"the term reaches no gradient: all {tokens} active tokens weigh nothing",
-        numbers={"tokens": tokens},
-    )
 
 
 def shares(context: StepContext) -> Iterator[Prediction]:
@@ -166,7 +158,7 @@ def _divided_again(context: StepContext) -> Iterator[Prediction]:
             yield Prediction(name=name, words=again, weights=weights)
 
 
-def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]]:
+def _shares(context: StepContext) -> Iterator[tuple[str, str, Mask]]:
     """Yield a mistake, its words and the tokens of one rank: by data, by context, and by both."""
     placement, layout = context.placement, context.layout
     if placement is None:
@@ -187,7 +179,7 @@ def _shares(context: StepContext) -> Iterator[tuple[str, str, NDArray[np.bool_]]
 
 
 def slices_without_first(
-    context: StepContext, observed: tuple[NDArray[np.bool_], NDArray[np.bool_]] | None = None
+    context: StepContext, observed: tuple[Mask, Mask] | None = None
 ) -> Iterator[Prediction]:
     """Leaves out the first token of each slice, as if rows were sliced before shifting targets.
 
@@ -201,7 +193,8 @@ def slices_without_first(
         return
     active = context.step.mask_before_rejection  # a denominator may count rejected tokens
     surely, alone = firsts.surely & active, np.flatnonzero(firsts.alone & active)[:FEW_SLICES]
-    lost = [surely | np.isin(np.arange(len(active)), some) for some in _subsets(alone)]
+    subsets = chain.from_iterable(combinations(alone, size) for size in range(len(alone) + 1))
+    lost = [surely | np.isin(np.arange(len(active)), some) for some in subsets]
     if observed is not None:
         gone = np.where(observed[1], surely, observed[0] & active)
         lost = [gone if firsts.are(gone, active) else surely]
@@ -211,12 +204,7 @@ def slices_without_first(
         yield Prediction(name=FIRST_OF_SLICES, weights=_without(context, left_out).expected)
 
 
-def _subsets(places: NDArray[np.intp]) -> Iterator[tuple[np.intp, ...]]:
-    sizes = range(len(places) + 1)
-    return chain.from_iterable(combinations(places, size) for size in sizes)
-
-
-def _without(context: StepContext, left_out: NDArray[np.bool_]) -> StepContext:
+def _without(context: StepContext, left_out: Mask) -> StepContext:
     """The context of the step with the given tokens masked."""
     step, kept = context.step, ~left_out
     original = None if step.original_mask is None else step.original_mask & kept
@@ -232,16 +220,16 @@ class _Firsts:
     slice is therefore the last token held by the previous slice.
     """
 
-    surely: NDArray[np.bool_]
+    surely: Mask
     """Tokens whose successor is in the same response and held by another slice."""
 
-    perhaps: NDArray[np.bool_]
+    perhaps: Mask
     """Tokens that end a response: the next token is a prompt's, whose slice is unknown."""
 
-    alone: NDArray[np.bool_]
+    alone: Mask
     """The last token that each slice holds, except a row's last slice, if it ends a response."""
 
-    slices: NDArray[np.int64]
+    slices: Integers
     """The number of the slice that holds each token."""
 
     @classmethod
@@ -259,7 +247,7 @@ class _Firsts:
         alone[backwards[np.unique(slices[backwards], return_index=True)[1]]] = True
         return cls(surely=surely, perhaps=perhaps, alone=alone, slices=slices)
 
-    def are(self, gone: NDArray[np.bool_], active: NDArray[np.bool_]) -> bool:
+    def are(self, gone: Mask, active: Mask) -> bool:
         """Whether the lost active tokens are exactly those that begin slices, and not all tokens.
 
         If no lost token surely begins a slice, each slice may have lost at most one token.
@@ -270,9 +258,7 @@ class _Firsts:
         return bool(lost.any() and (active & ~lost).any() and begin and (surely.any() or one_each))
 
 
-def kinds_of_loss(
-    term: LossTerm, gone: NDArray[np.bool_], active: NDArray[np.bool_]
-) -> Iterator[tuple[str, str]]:
+def kinds_of_loss(term: LossTerm, gone: Mask, active: Mask) -> Iterator[tuple[str, str]]:
     """Yield mistakes, each with its words, that affect exactly the lost active tokens."""
     context = term.context
     placement = context.placement
@@ -305,9 +291,7 @@ def kinds_of_loss(
             yield "tokens_lost", "their gradient was lost"
 
 
-def _are_last(
-    gone: NDArray[np.bool_], active: NDArray[np.bool_], placement: TokenPlacement
-) -> bool:
+def _are_last(gone: Mask, active: Mask, placement: TokenPlacement) -> bool:
     """Whether each rank lost all micro-batches from the first lost one on."""
     return all(
         gone[active & (placement.dp_rank == rank) & (placement.micro_batch >= first)].all()
@@ -316,18 +300,14 @@ def _are_last(
     )
 
 
-def _is_made_of(
-    gone: NDArray[np.bool_], active: NDArray[np.bool_], part: NDArray[np.int64]
-) -> bool:
+def _is_made_of(gone: Mask, active: Mask, part: Integers) -> bool:
     """Whether the lost tokens are all active tokens of certain parts, but not of all parts."""
     lost = np.unique(part[gone])
     whole = np.array_equal(gone, active & np.isin(part, lost))
     return whole and len(lost) < len(np.unique(part))
 
 
-def _repeated(
-    context: StepContext, twice: NDArray[np.bool_], matches: Matches
-) -> Iterator[Diagnosis]:
+def _repeated(context: StepContext, twice: Mask, matches: Matches) -> Iterator[Diagnosis]:
     """Yield the diagnosis of samples repeated to fill up a batch, and perhaps counted twice."""
     doubled = np.where(twice, 2.0, 1.0) * context.expected
     samples = len(np.unique(context.sample[twice]))
@@ -337,7 +317,7 @@ def _repeated(
             yield _diagnosis(context, twice, "samples_repeated", f"weigh twice as much{words}")
 
 
-def _diagnosis(context: StepContext, tokens: NDArray[np.bool_], name: str, words: str) -> Diagnosis:
+def _diagnosis(context: StepContext, tokens: Mask, name: str, words: str) -> Diagnosis:
     samples = len(np.unique(context.sample[tokens]))
     return Diagnosis(
         name=name,

@@ -13,11 +13,9 @@ from conformance.findings.cause import UNEXPLAINED
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    import numpy as np
-    from numpy.typing import NDArray
-
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
+    from reference.arrays import Values
 
 
 class Kind(StrEnum):
@@ -110,10 +108,10 @@ class Prediction:
     name: str
     """The name of the mistake, or of the first one if several are possible."""
 
-    weights: NDArray[np.float64]
+    weights: Values
     """The predicted weights: [tokens]."""
 
-    factors: NDArray[np.float64] | None = None
+    factors: Values | None = None
     """The wrong factors on the weights, [tokens]; None if the factors are right."""
 
     words: str = ""
@@ -126,7 +124,7 @@ class Prediction:
     together: tuple[str, ...] = ()
     """Names of further mistakes that are made together with this one."""
 
-    def products(self, term: LossTerm) -> NDArray[np.float64]:
+    def products(self, term: LossTerm) -> Values:
         """Weight · factor of each token of a term: [tokens]."""
         return self.weights * (term.factors if self.factors is None else self.factors)
 
@@ -152,8 +150,8 @@ class Prediction:
 def counting(
     context: StepContext,
     name: str,
-    tokens: NDArray[np.float64] | None = None,
-    units: NDArray[np.float64] | float | None = None,
+    tokens: Values | None = None,
+    units: Values | float | None = None,
     words: str = "",
 ) -> Prediction:
     """The prediction of a mistake that counts wrong tokens, [N or tokens], or wrong units."""

@@ -18,10 +18,9 @@ from reference.aggregation import EmptyUnits, MicroBatchWeight, Mode
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from numpy.typing import NDArray
-
     from adapters.contract import Layout
     from conformance.expected.placement import TokenPlacement
+    from reference.arrays import Integers, Mask, Values
 
 
 FILLINGS = {
@@ -42,7 +41,7 @@ def filled_up(context: StepContext) -> Iterator[Prediction]:
         return
     rows = context.filled_rows or unfilled(context, context.placement)
     active = context.expected > 0
-    shares: dict[tuple[str, ...], NDArray[np.float64]] = {(): np.ones(len(active))}
+    shares: dict[tuple[str, ...], Values] = {(): np.ones(len(active))}
     for counted in chain(combinations(FILLINGS, 1), combinations(FILLINGS, 2)):
         shares[counted] = share = _share_left(context, context.placement, rows, counted)
         fewer = combinations(counted, len(counted) - 1)
@@ -72,7 +71,7 @@ def unfilled(context: StepContext, placement: TokenPlacement) -> FilledRows:
 
 def _share_left(
     context: StepContext, placement: TokenPlacement, rows: FilledRows, counted: Collection[str]
-) -> NDArray[np.float64]:
+) -> Values:
     """The share of each token's weight that is left if the given `FILLINGS` count: [tokens]."""
     repeated, dummies, padding = (name in counted for name in FILLINGS)
     samples = units_held(context.sample, placement.micro_batch_number)
@@ -122,13 +121,13 @@ class _Part:
     """One way to divide a step into parts."""
 
     name: str
-    label: NDArray[np.int64]
+    label: Integers
     """Index of the part that holds each token: [tokens]."""
 
-    whole: NDArray[np.int64]
+    whole: Integers
     """Index of the part together with the slices of its sequences on other ranks: [tokens]."""
 
-    count: NDArray[np.int64] | int
+    count: Integers | int
     """Number of parts over which means are averaged: [tokens] or one number for all tokens."""
 
     slices: int = 1
@@ -137,7 +136,7 @@ class _Part:
     same: tuple[str, ...] = ()
     """Names of other ways to divide a step that give the same parts on this layout."""
 
-    def prediction(self, what: str, weights: NDArray[np.float64]) -> Prediction:
+    def prediction(self, what: str, weights: Values) -> Prediction:
         """The prediction of a mistake that counts within these parts."""
         causes = [f"{what}_per_{name}" for name in (self.name, *self.same)]
         return Prediction(name=causes[0], weights=weights, causes=causes)
@@ -188,7 +187,7 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
 
 
 def _means_added_up(
-    context: StepContext, part: _Part, tokens: NDArray[np.float64] | None
+    context: StepContext, part: _Part, tokens: Values | None
 ) -> Iterator[Prediction]:
     """Sums micro-batch means, which are over all samples or over samples with active tokens."""
     unit = context.unit[context.sample]
@@ -200,9 +199,7 @@ def _means_added_up(
             yield counting(context, "micro_batch_means_added_up", tokens, units * ranks)
 
 
-def _units_with_tokens(
-    context: StepContext, unit: NDArray[np.int64], label: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def _units_with_tokens(context: StepContext, unit: Integers, label: Integers) -> Values:
     """For each counted token, the number of units with counted tokens in its part: [tokens].
 
     For tokens that do not count, it is the number of all units in the part.
@@ -214,9 +211,7 @@ def _units_with_tokens(
     return units
 
 
-def _of_tokens_held(
-    context: StepContext, part: _Part, tokens: NDArray[np.float64]
-) -> Iterator[Prediction]:
+def _of_tokens_held(context: StepContext, part: _Part, tokens: Values) -> Iterator[Prediction]:
     """Counts tokens within parts and units in the step; the parts' means are summed or averaged.
 
     If no part cuts a sample or prompt, averaging is a plain factor, which is a mistake of its own.
@@ -260,10 +255,8 @@ def carried_over(context: StepContext) -> Iterator[Prediction]:
         yield Prediction(name="micro_batches_carried_over", weights=weights)
 
 
-def _tokens_held(
-    unit: NDArray[np.int64], label: NDArray[np.int64], mask: NDArray[np.bool_]
-) -> NDArray[np.float64]:
+def _tokens_held(unit: Integers, label: Integers, mask: Mask) -> Values:
     """For each token, the number of tokens in ``mask`` in both its unit and its part: [tokens]."""
     place = unit * (int(label.max()) + 1) + label
-    tokens: NDArray[np.float64] = np.bincount(place, weights=mask)[place]
+    tokens: Values = np.bincount(place, weights=mask)[place]
     return tokens

@@ -23,23 +23,16 @@ from conformance.explain.catalogue.advantages import values_of_others, wrong_adv
 from conformance.explain.catalogue.groups import read_off_variances
 from conformance.explain.catalogue.losses import wrong_derivatives, wrong_value_derivatives
 from conformance.explain.catalogue.missing_tokens import shares
-from conformance.explain.catalogue.mistake import (
-    INACTIVE,
-    MISTAKES,
-    Kind,
-    Prediction,
-    counting,
-)
+from conformance.explain.catalogue.mistake import INACTIVE, MISTAKES, Kind, Prediction, counting
 from reference.aggregation import Aggregation, EmptyUnits, Mode, SampleUnit
 from reference.weights import token_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from conformance.expected.step_context import StepContext
     from conformance.expected.term import LossTerm
+    from reference.arrays import Values
 
 
 EXTRA = {"multiplied": "an extra factor of", "divided": "an extra division by"}
@@ -88,9 +81,7 @@ def predictions_of_factors(term: LossTerm) -> Sequence[Prediction]:
     ]
 
 
-def _wrong_factors(
-    term: LossTerm,
-) -> Iterator[tuple[str, NDArray[np.float64], tuple[str, ...]]]:
+def _wrong_factors(term: LossTerm) -> Iterator[tuple[str, Values, tuple[str, ...]]]:
     """Yield mistakes with their factors, [tokens], and the names of accompanying mistakes."""
     source, placement = term.source, term.context.placement
     if isinstance(source, PolicyDerivative):

@@ -21,11 +21,10 @@ from reference.aggregation import Mode
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
     from conformance.expected.placement import TokenPlacement
     from conformance.expected.step_context import StepContext
     from conformance.plan.checks import CheckSpec
+    from reference.arrays import Integers, Mask, Values
     from reference.step import Step
 
 
@@ -269,7 +268,7 @@ def ends_masked(step: Step) -> bool:
     return bool((step.active_tokens > 0)[~step.mask[step.offsets[1:] - 1]].any())
 
 
-def _has_prompt(step: Step, holds: Callable[[NDArray[np.float64]], bool]) -> bool:
+def _has_prompt(step: Step, holds: Callable[[Values], bool]) -> bool:
     """Whether a test holds for the rewards of at least one prompt; False without given rewards."""
     rewards = step.rewards
     if rewards is None:
@@ -277,7 +276,7 @@ def _has_prompt(step: Step, holds: Callable[[NDArray[np.float64]], bool]) -> boo
     return any(holds(rewards[step.groups == group]) for group in np.unique(step.groups))
 
 
-def _hardly_differ(rewards: NDArray[np.float64]) -> bool:
+def _hardly_differ(rewards: Values) -> bool:
     """Whether all rewards except possibly the smallest and the largest are nearly equal."""
     without_ends = np.sort(rewards)[1:-1]
     return bool(len(without_ends) > 1 and np.ptp(without_ends) <= SAME * np.abs(rewards).max())
@@ -290,7 +289,7 @@ def _some_are_rejected(step: Step) -> bool:
     return bool(np.intersect1d(step.groups[kept], step.groups[rejected]).size)
 
 
-def _truncated_tokens(step: Step, layout: Layout) -> NDArray[np.int64]:
+def _truncated_tokens(step: Step, layout: Layout) -> Integers:
     """The number of tokens of each sample that the truncation filter masks: [N]."""
     return np.where(truncated_samples(step, layout), step.response_lengths, 0)
 
@@ -308,20 +307,20 @@ def _has_masked_row(step: Step, layout: Layout) -> bool:
     return not np.bincount(row, weights=tokens).all()
 
 
-def _group_sizes(step: Step) -> NDArray[np.int64]:
+def _group_sizes(step: Step) -> Integers:
     return np.unique(step.groups, return_counts=True)[1]
 
 
-def _several(values: NDArray[np.int64]) -> bool:
+def _several(values: Integers) -> bool:
     return len(np.unique(values)) > 1
 
 
-def _differ(mask: NDArray[np.bool_], part: NDArray[np.int64]) -> bool:
+def _differ(mask: Mask, part: Integers) -> bool:
     """Whether parts hold different numbers of active tokens."""
     return _several(np.bincount(part, weights=mask).astype(np.int64))
 
 
-def _split(whole: NDArray[np.int64], part: NDArray[np.int64]) -> bool:
+def _split(whole: Integers, part: Integers) -> bool:
     """Whether a unit, such as a prompt group, has tokens in several parts."""
     pairs = whole * (part.max() + 1) + part
     return len(np.unique(pairs)) > len(np.unique(whole))
