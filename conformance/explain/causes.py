@@ -252,8 +252,9 @@ def _kind(finding: Finding) -> tuple[str, str]:
         return UNEXPLAINED, f"{MISTAKES[UNEXPLAINED].says}: {pattern}"
     is_about_rules = finding.is_of_bad_input or finding.check is Check.POISON
     has_rule = not is_about_rules or finding.verdict is not Verdict.ADVICE
-    stated = _stated(diagnosis.name)
-    return diagnosis.name, stated if has_rule else f"{stated}, against no rule that it states"
+    name = diagnosis.name  # of a known mistake, or of several that are combined
+    stated = MISTAKES[name].says if name in MISTAKES else name.replace("_", " ")
+    return name, stated if has_rule else f"{stated}, against no rule that it states"
 
 
 def _apart(finding: Finding) -> str | None:
@@ -281,11 +282,6 @@ def _input(identity: FindingId) -> str:
     """A configuration or log in words; its name if this version has no such case."""
     named = (INPUTS.get(name) for name in (identity.slug, identity.case))
     return next(filter(None, named), f"{identity.slug} of {identity.case}")
-
-
-def _stated(name: str) -> str:
-    """A mistake in words; for a combination of names, the names themselves."""
-    return MISTAKES[name].says if name in MISTAKES else name.replace("_", " ")
 
 
 def _cause(

@@ -149,8 +149,12 @@ def _lost(weights: ObservedWeights) -> Iterator[Diagnosis]:
 
 def _named(weights: ObservedWeights, one: Prediction) -> Diagnosis:
     if one.sizes:
-        words = f"every weight is {_fraction(weights.middle)} of the expected one: {one.says}"
-        numbers = {"ratio": weights.middle, **one.sizes}
+        ratio = weights.middle
+        simple = Fraction(ratio).limit_denominator(1000)
+        is_simple = abs(float(simple) - ratio) <= 1e-6 * abs(ratio)
+        shown = simple if is_simple else f"{ratio:.7g}"
+        words = f"every weight is {shown} of the expected one: {one.says}"
+        numbers = {"ratio": ratio, **one.sizes}
     else:
         denominators, numbers = _denominators(weights)
         words = f"{one.says}: {denominators}"
@@ -264,11 +268,6 @@ def _parts(context: StepContext) -> Iterator[tuple[str, Integers]]:
         yield "micro-batch", placement.micro_batch_number
     yield "group", context.step.groups[context.sample]
     yield "sample", context.sample
-
-
-def _fraction(ratio: float) -> str:
-    simple = Fraction(ratio).limit_denominator(1000)
-    return str(simple) if abs(float(simple) - ratio) <= 1e-6 * abs(ratio) else f"{ratio:.7g}"
 
 
 def _of_several(explained: Explained) -> Diagnosis:
