@@ -95,7 +95,7 @@ class Faulty(TwoLayouts):
 class Raising(Faulty):
     def fail(self) -> None:
         error = RuntimeError("no kernel image")
-        raise error  # as an error that nobody foresaw
+        raise error  # an unexpected error
 
 
 class RaisingEverywhere(NativeAdapter):

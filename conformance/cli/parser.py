@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 HELP = {
     "adapters": "what can be checked here: frameworks found, their modes and engines",
-    "check-adapter": "the mistakes of an adapter that is being written; exit status 0 none are"
-    " found, 1 some are, 2 it cannot be loaded",
+    "check-adapter": "the mistakes of an adapter that is being written; exit status 0 if none are"
+    " found, 1 if some are, 2 if the adapter cannot be loaded",
     "cases": "the corpus as a table: the mistake that each case catches, and the rule's source",
     "plan": "the jobs of an adapter's quick plan, each with its checks and its reason",
     "trace": "the factors of a token's weight in one finding, each with the line that applied it",
@@ -208,8 +208,8 @@ def _add_watch(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=1500.0,
         metavar="SECONDS",
-        help="seconds for all versions together, of which each has its share; the table says what"
-        " was not reached (1500)",
+        help="seconds for all versions together; each gets an equal share, and the table says"
+        " what was not reached (1500)",
     )
     _add_reports(parser)
     parser.add_argument("names", nargs="*", metavar="NAME", help="watch these adapters only")

@@ -131,7 +131,7 @@ class Explained:
 
     @cached_property
     def visible(self) -> Names:
-        """The mistakes of which every variant would be visible on its own.
+        """The mistakes whose variants would all be visible on their own.
 
         The numbers of a variant must differ from the right numbers and, if the observation is right
         within its bound, from the observation too.

@@ -1,4 +1,4 @@
-"""Advantages that a framework computes: wrong ones are named, and not taken for wrong weights."""
+"""Wrong advantages that a framework computes are named, and are not reported as wrong weights."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace

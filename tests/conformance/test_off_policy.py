@@ -1,4 +1,4 @@
-"""Policy losses with ratios other than 1: wrong derivatives are not taken for wrong weights."""
+"""Wrong derivatives of policy losses, at ratios other than 1, are not reported as wrong weights."""
 
 from dataclasses import replace
 

@@ -573,7 +573,7 @@ def test_the_package_is_looked_for_below_the_workspace(
 
 
 def test_a_run_that_fails_among_its_findings_has_no_exit_status_of_a_verdict() -> None:
-    """Otherwise a part of the findings would be taken for all of them."""
+    """A verdict about only some findings could be mistaken for one about all of them."""
 
     def fail() -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

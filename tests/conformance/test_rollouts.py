@@ -111,7 +111,7 @@ def test_mistakes_in_the_mean_of_values_are_named(name: str, number: float) -> N
 
 
 def test_rollouts_count_once_where_they_are_the_units_of_means() -> None:
-    """Numbers of which each sample has one still count samples; one rollout has two samples."""
+    """A number for each sample is still averaged over samples; one rollout has two samples."""
     by_rollout = Conventions(sample_unit=SampleUnit.ROLLOUT)
     first = (3 / 2 + 1 / 4 + 1 / 2) / 3
 

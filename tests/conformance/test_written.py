@@ -1,7 +1,7 @@
 """Only regular files are replaced or written to: every path that we write to is checked.
 
-Each test puts something else in the place of a file. It must be refused before anything is run, and
-stay as it was.
+Each test replaces a file by something else, such as a folder. The run must refuse it before
+anything starts, and leave it unchanged.
 """
 
 import os

@@ -55,14 +55,14 @@ def _reduced(file: str, unit: Unit) -> Iterator[Other]:
     if value is None or not isinstance(unit, (ast.Assign, ast.Return)):
         return
     for text, is_in_place in reductions(file):
-        given = ast.unparse(unit.targets[0] if isinstance(unit, ast.Assign) else value)
         if not is_in_place:
             words = f"with {text.format('its value')}, as in another call"
             yield value, expression(text.format(f"({ast.unparse(value)})")), words
         elif isinstance(unit, ast.Assign) and isinstance(unit.targets[0], ast.Name):
-            call = ast.Expr(expression(text.format(given)))
+            given = text.format(unit.targets[0].id)
+            call = ast.Expr(expression(given))
             both = ast.If(ast.Constant(True), [unit, call], [])
-            yield unit, both, f"followed by {text.format(given)}, as elsewhere"
+            yield unit, both, f"followed by {given}, as elsewhere"
 
 
 def _masked(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
@@ -72,7 +72,7 @@ def _masked(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
     inside = [node.func.value] if isinstance(node.func, ast.Attribute) else []
     for one in (*inside, *node.args[:1]):
         kind = kinds.get(ast.unparse(one), "")
-        for name in masks(kinds, kind.partition(" of ")[2]):
+        for name in _masks(kinds, kind.partition(" of ")[2]):
             masked = ast.BinOp(one, ast.Mult(), expression(name))
             yield one, masked, f"with {short(one)} multiplied by {name}"
 
@@ -120,7 +120,7 @@ def _detached(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
 
 
 def _exponentiated(node: ast.AST) -> Iterator[Other]:
-    """Yield edits of a difference of logarithms to one of their exponentials, and to its own."""
+    """Yield edits that insert exponentials into a difference of logarithms, or around it."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
         left, right = ast.unparse(node.left), ast.unparse(node.right)
         if "log" in left and "log" in right:
@@ -153,7 +153,7 @@ def _multiplied(unit: Unit, kinds: Kinds) -> Iterator[Other]:
     if value is None or not is_number or not isinstance(unit, (ast.Assign, ast.Return)):
         return
     text, shape = ast.unparse(value), kinds.get(target, "").partition(" of ")[2]
-    for name in masks(kinds, shape):
+    for name in _masks(kinds, shape):
         yield value, expression(f"({text}) * {name}"), f"multiplied by {name}"
     for name, kind in kinds.items():
         if SCALAR.fullmatch(kind) and name != target and COUNTS.search(name):
@@ -161,7 +161,7 @@ def _multiplied(unit: Unit, kinds: Kinds) -> Iterator[Other]:
                 yield value, expression(f"({text}) {sign} {name}"), f"{words} by {name}"
 
 
-def masks(kinds: Kinds, shape: str) -> Iterator[str]:
+def _masks(kinds: Kinds, shape: str) -> Iterator[str]:
     """Yield the masks of a shape."""
     for name, kind in kinds.items():
         if "mask" in name and kind.partition(" of ")[2] == shape != "":
