@@ -186,10 +186,16 @@ class _ToGradient(_Tracer):
             batch = self._batch()
             derivative = abs(float(batch.split(batch.dloss_dlogprob)[step_index][place]))
             log_ratio = batch.policy_tokens_of_step(step_index).log_ratios[place]
+        of_tokens = self._weights(painted.observations, step_index)
+        if column is Column.ADVANTAGES and not derivative:  # its weight is its gradient
+            plain = self._batch()
+            advantages = plain.split(np.concatenate(plain.raw_advantages))[step_index]
+            derivative = painted_value(column) / abs(float(advantages[place]))
+            of_tokens = of_tokens / derivative
         unit, loss = SELECTED if is_selected else 1.0, contribution(batch, column, derivative)
+        of_tokens = of_tokens / unit
         context = self._context(step_index)
-        right = float(context.expected[place])
-        of_tokens = self._weights(painted.observations, step_index) / unit
+        right = self._expected(step_index)[place]
         traced = _farthest(of_tokens[:, place], right)
         is_part = column is Column.OLD_LOG_PROBS  # advantages add to the loss too
         return TracedJob(
@@ -198,7 +204,7 @@ class _ToGradient(_Tracer):
             column=column,
             context=context,
             place=place,
-            expected=self._expected(step_index)[place],
+            expected=right,
             observed=traced
             if is_part
             else _farthest(self._weights(self.ordinary, step_index)[:, place], right),
@@ -340,31 +346,32 @@ def _tolerance(job: Job, step_index: int, description: Description) -> float:
 
 
 def most_wrong(job: Job, observations: Sequence[Observation], description: Description) -> Token:
-    """The token whose weight has the largest relative error, among tokens that are not clipped.
+    """The token whose weight has the largest relative error.
 
-    If a loss selects tokens, clipped ones count too, as one may wrongly have a gradient.
-
-    Of equally wrong tokens, those with a weight are preferred, then those of the sample with most
-    tokens, whose counts are the easiest to distinguish.
+    A clipped token, which must have no gradient, is chosen only if no other weight is wrong, unless
+    the loss selects tokens. Of equally wrong tokens, those with a weight are preferred, then those
+    of the sample with most tokens, whose counts are the easiest to distinguish.
     """
-    errors: list[tuple[float, bool, int, Token]] = []
+    errors: list[tuple[bool, float, bool, int, Token]] = []
     batch = ProbedBatch.of(job, description.conventions)
     derivatives = batch.split(batch.dloss_dlogprob)
     for step_index, tokens in enumerate(tokens_of_steps(job)):
         context = step_context(job, step_index, observations, description)
         expected, counted = context.expected, context.counted[context.sample]
+        has_gradient = (derivatives[step_index] != 0) | (job.objective in COMPARING_ADVANTAGES)
+        right = np.where(derivatives[step_index], expected, 0)
+        tolerance = _tolerance(job, step_index, description)
         for observed in final_weights(observations, step_index, job, description.conventions):
-            right = np.where(derivatives[step_index], expected, 0)
             off = np.nan_to_num(np.abs(observed - right), nan=np.inf, posinf=np.inf)
             relative = off / np.where(expected, expected, expected.max(initial=1.0))
             errors += [
                 (
+                    bool(has_gradient[place] and relative[place] > tolerance),
                     round(float(relative[place]), 5),
                     bool(observed[place]),
                     int(counted[place]),
                     token,
                 )
                 for place, token in enumerate(tokens)
-                if derivatives[step_index][place] or job.objective in COMPARING_ADVANTAGES
             ]
-    return max(errors, key=lambda error: (*error[:3], [-one for one in error[3]]))[3]
+    return max(errors, key=lambda error: (*error[:4], [-one for one in error[4]]))[4]

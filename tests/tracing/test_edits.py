@@ -38,6 +38,8 @@ SORTS = (
 
 KINDS = {
     **dict.fromkeys(("one", "other", "mask", "rows['old']"), "numbers of (2, 2)"),
+    "old_one": "numbers of (2, 2)",
+    "is_on": "truths of (2, 2)",
     "count": "int",
     **dict.fromkeys(
         ("low", "high", "scale", "args.eps_low", "args.eps_high", "args.seed"), "float"
@@ -136,6 +138,21 @@ def edited(text: str) -> dict[str, str]:
         ("dist.all_reduce(one)", "without it", "pass"),
         ("one - other / count", "with other parentheses", "(one - other) / count"),
         ("(one - other) / count", "with other parentheses", "one - other / count"),
+        ("one * low - other", "with * low last", "(one - other) * low"),
+        ("torch.ones_like(one)", "with ones with a gradient", "(one - one.detach()).exp()"),
+        (
+            "is_new | is_old",
+            "with is_new where is_on, else is_old",
+            "torch.where(is_on, is_new, is_old)",
+        ),
+        ("mask.shape[-1]", "with a sum of mask instead of its shape", "mask.sum(-1).clamp(min=1)"),
+        ("one.size(1)", "with count instead of a size of one", "count"),
+        (
+            "one = one.clamp(max=low)",
+            "with old_one changed instead of one",
+            "old_one = old_one.clamp(max=low)",
+        ),
+        ("one * low", "with count instead of low", "one * count"),
         ("index // count", "with % instead of //", "index % count"),
         ("is_first and is_last", "with or instead of and", "is_first or is_last"),
         ("one.exp().clamp(low, high)", "with exp after clamp", "one.clamp(low, high).exp()"),
@@ -156,7 +173,8 @@ def edited(text: str) -> dict[str, str]:
             "(one / other.float().clamp(min=1)).mean()",
         ),
         ("other.sum(-1)", "with other multiplied by mask", "(other * mask).sum(-1)"),
-        ("one + low * other", "with a product multiplied by scale", "one + low * other * scale"),
+        ("one + low * other", "with * scale as well", "one + low * other * scale"),
+        ("one + other / low", "with / scale as well", "one + other / low / scale"),
         ("count = len(rows)", "minus 1", "count = len(rows) - 1"),
         (
             "ratio = new_log - old_log",
@@ -216,6 +234,9 @@ def computed(one, other, mask, rows, place, low=0.0, high=1.0):
     dist.all_reduce(one, group=other.get_group())
     loss(one, mask=mask)
     return loss(one, mask=other) + dist.all_reduce(other)
+
+def grouped(mesh):
+    return mesh["dp"].get("dp"), mesh["dp"].get("dp_cp")
 """
 
 
@@ -223,15 +244,17 @@ def computed(one, other, mask, rows, place, low=0.0, high=1.0):
     ("words", "meant"),
     [
         ("with mask=mask, as in another call", "loss(one, mask=mask)"),
+        ("with 'dp_cp' instead of 'dp', as in another call", "mesh['dp'].get('dp_cp')"),
         ("over other.get_group()", "dist.all_reduce(other, group=other.get_group())"),
     ],
 )
 def test_a_call_may_lack_what_other_calls_have(tmp_path: Path, words: str, meant: str) -> None:
     path = tmp_path / "several_calls.py"
     path.write_text(SEVERAL_CALLS)
-    [unit] = units(ast.parse(path.read_text()), 8)
+    tree = ast.parse(path.read_text())
+    several = (called_otherwise(str(path), *units(tree, number), KINDS) for number in (8, 11))
 
-    texts = {one.words: one.edit.text for one in called_otherwise(str(path), unit, KINDS)}
+    texts = {one.words: one.edit.text for found in several for one in found}
 
     assert meant in texts[words]
 
@@ -287,6 +310,26 @@ def test_a_value_may_be_reduced_as_others_in_its_file(
     texts = {one.words: one.edit.text for one in inserting(str(path), unit, KINDS)}
 
     assert texts[words] == meant
+
+
+REDUCED_BESIDE = """
+def logged(log, one, other, mask):
+    log["one"].append(gathered(one).mean())
+    log["other"].append(masked_mean(other, mask))
+"""
+
+
+def test_a_tensor_may_be_reduced_as_others_in_its_function(tmp_path: Path) -> None:
+    path = tmp_path / "beside.py"
+    path.write_text(REDUCED_BESIDE)
+    [unit] = units(ast.parse(path.read_text()), 3)
+
+    texts = {one.words: one.edit.text for one in reduced_otherwise(str(path), unit, KINDS)}
+
+    assert (
+        texts["with masked_mean() instead of mean(), as for other"]
+        == "log['one'].append(masked_mean(one, mask))"
+    )
 
 
 def edits_of(module: ModuleType) -> dict[str, Edited]:

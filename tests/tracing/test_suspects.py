@@ -30,6 +30,7 @@ OF_ONE = step_of([1, 0, 0])
 OF_THIRTEEN = step_of([1, 1, 1] + [0] * 10, [1] * 5 + [0] * 7)
 TWICE = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 OF_SEQUENCES = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
+CLIPPED = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
 
 
 LAYOUTS = {
@@ -42,8 +43,8 @@ LAYOUTS = {
 MODES = {id(IN_SAMPLES): Mode.SAMPLE_MEAN}
 """The modes of steps whose tokens are not all averaged at once."""
 
-OBJECTIVES = {id(OF_SEQUENCES): Objective.GSPO}
-"""The objectives of steps whose tokens have the gradient of a ratio of sequences."""
+OBJECTIVES = {id(OF_SEQUENCES): Objective.GSPO, id(CLIPPED): Objective.OFF_POLICY}
+"""The objectives of steps whose ratios to the old policy are not all 1."""
 
 
 class Traced(Protocol):
@@ -208,6 +209,15 @@ def test_a_token_whose_gradient_goes_to_another_is_followed_to_where_rows_move(
 
 def test_a_token_that_a_sequence_loses_is_followed_to_where_it_is_cut_off(traced: Traced) -> None:
     assert "shifted = padded[:, 1:]" in lines(traced("cut_in_sequences", OF_SEQUENCES))
+
+
+def test_a_clipped_token_with_a_gradient_is_traced_to_the_line_of_its_loss(traced: Traced) -> None:
+    found = traced("reduced", CLIPPED)
+
+    assert found.job.expected == 0
+    assert found.rest == pytest.approx(1)
+    assert found.objection is None
+    assert 'return -(rows["advantages"] * ratios) * rows["mask"]' in lines(found)
 
 
 def test_a_weight_that_depends_on_other_losses_is_not_explained(traced: Traced) -> None:

@@ -41,19 +41,42 @@ def _as_elsewhere(call: ast.Call, file: str) -> Iterator[Other]:
     for name, text in _keywords(file, name_of(call.func)):
         if given.get(name) != text:
             yield call, _passing(call, name, text), f"with {name}={text}, as in another call"
+    for place, given_text in enumerate(map(_literal, call.args)):
+        for text in _literals(file, name_of(call.func), place) if given_text else ():
+            if text != given_text:
+                words = f"with {text!r} instead of {given_text!r}, as in another call"
+                yield call.args[place], ast.Constant(text), words
+
+
+def _literal(node: ast.expr) -> str | None:
+    """The text of a literal; None for any other expression."""
+    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+    return node.value if is_text else None  # type: ignore[attr-defined]
+
+
+@lru_cache(maxsize=1024)
+def _literals(file: str, function: str, place: int) -> tuple[str, ...]:
+    """The texts that the calls of a function in a file pass as their n-th argument."""
+    found = (_literal(one.args[place]) for one in _calls(file, function) if len(one.args) > place)
+    return tuple(dict.fromkeys(one for one in found if one is not None))
 
 
 @lru_cache(maxsize=1024)
 def _keywords(file: str, function: str) -> tuple[tuple[str, str], ...]:
     """The keyword arguments that the calls of a function in a file pass."""
-    calls = (
-        node
-        for outer in functions_of(file)
-        for node in ast.walk(outer)
-        if isinstance(node, ast.Call) and name_of(node.func) == function
-    )
-    passed = [(one.arg, ast.unparse(one.value)) for call in calls for one in call.keywords]
+    passed = [
+        (one.arg, ast.unparse(one.value))
+        for call in _calls(file, function)
+        for one in call.keywords
+    ]
     return tuple(dict.fromkeys((name, text) for name, text in passed if name is not None))
+
+
+def _calls(file: str, function: str) -> Iterator[ast.Call]:
+    """Yield the calls of a function in a file."""
+    for node in (one for outer in functions_of(file) for one in ast.walk(outer)):
+        if isinstance(node, ast.Call) and name_of(node.func) == function:
+            yield node
 
 
 def _passing(call: ast.Call, name: str, text: str) -> ast.Call:

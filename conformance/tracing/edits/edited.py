@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from adapters.contract.job import Edit
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
 
     Kinds = Mapping[str, str]
     """The kinds of the values that a statement can read, by the expressions for them."""
+
+SCALAR = re.compile(r"int|float|(numbers|integers) of \(\)")
+"""Kinds of values that may be a count or a factor."""
 
 SIGNS = {
     getattr(ast, name): sign

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from conformance.tracing.edits.calls import reductions
-from conformance.tracing.edits.edited import each, expression, name_of, parts, short
+from conformance.tracing.edits.edited import SCALAR, SIGNS, each, expression, name_of, parts, short
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 
 OF_TOKENS = re.compile(r"numbers of \(\d+, \d+\)|numbers of \(\d+,\)")
 """Kinds of tensors that may have an entry for each token."""
-
-SCALAR = re.compile(r"int|float|(numbers|integers) of \(\)")
-"""Kinds of values that may be a count or a factor."""
 
 COUNTS = re.compile(
     "accum|batch|beta|coef|count|denom|discount|factor|gamma|lambda|norm|num|scale|size|steps"
@@ -78,12 +75,12 @@ def _masked(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
 
 
 def _scaled(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits that multiply a product by a further factor."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+    """Yield edits that multiply a product by a further factor, or divide a quotient by one."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
         for name, kind in kinds.items():
-            if kind == "float" and COUNTS.search(name) and name not in ast.unparse(node):
-                product = ast.BinOp(node, ast.Mult(), expression(name))
-                yield node, product, f"with a product multiplied by {name}"
+            if kind in ("int", "float") and COUNTS.search(name) and name not in ast.unparse(node):
+                scaled = ast.BinOp(node, node.op, expression(name))
+                yield node, scaled, f"with {SIGNS[type(node.op)]} {name} as well"
 
 
 def _increased(unit: Unit, kinds: Kinds) -> Iterator[Other]:

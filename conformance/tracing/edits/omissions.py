@@ -34,6 +34,9 @@ LEFT_OUT = (
 BOUNDING = ("clamp", "clip")
 """Functions and methods whose last two arguments are bounds."""
 
+SUMS = (ast.Add, ast.Sub)
+"""Operators of sums, which bind less than those of products."""
+
 OPTIONAL = ("group", "mask", "max", "min", "op", "reduction", "weights")
 """Keyword arguments that an edit leaves out of a call."""
 
@@ -87,10 +90,14 @@ def _decided(unit: Unit) -> Iterator[Other]:
 
 
 def _regrouped(node: ast.AST) -> Iterator[Other]:
-    """Yield edits of ``a - b / c`` to ``(a - b) / c``, and the reverse."""
+    """Yield edits of ``a - b / c`` or ``a / c - b`` to ``(a - b) / c``, and the reverse."""
     if not isinstance(node, ast.BinOp):
         return
     left, right, words = node.left, node.right, "with other parentheses"
+    if isinstance(left, ast.BinOp) and isinstance(node.op, SUMS) is not isinstance(left.op, SUMS):
+        inner = ast.BinOp(left.left, node.op, right)
+        last = f"with {SIGNS.get(type(left.op), 'an operator')} {short(left.right)} last"
+        yield node, ast.BinOp(inner, left.op, left.right), last
     if isinstance(right, ast.BinOp):
         inner = ast.BinOp(left, node.op, right.left)
         yield node, ast.BinOp(inner, right.op, right.right), words

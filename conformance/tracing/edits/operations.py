@@ -10,6 +10,7 @@ from conformance.tracing.edits.edited import (
     constant,
     copied,
     each,
+    expression,
     integer,
     is_of_module,
     name_of,
@@ -57,6 +58,9 @@ COMBINED: dict[type[ast.operator], tuple[type[ast.operator], ...]] = {
 }
 """For each operator, the operators that it is easily confused with."""
 
+CHOOSING = ("logical_and", "logical_or", "max", "maximum", "min", "minimum")
+"""Names of functions that choose between two operands."""
+
 UNORDERED = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr)
 """Commutative operators: swapping operands is no edit, and either operand may be left out."""
 
@@ -71,6 +75,7 @@ def done_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
         *map(_operated, several),
         *map(_nested, several),
         *map(_placed, several),
+        *(_chosen(part, kinds) for part in several),
         _assigned(unit, kinds),
     ):
         yield from each(file, unit, found)
@@ -111,10 +116,32 @@ def _nested(node: ast.AST) -> Iterator[Other]:
         if isinstance(inner, ast.Call) and (innermost := _operand(inner)) is not None:
             swapped = _applied(inner, _applied(node, innermost))
             yield node, swapped, f"with {name_of(inner.func)} after {name_of(node.func)}"
+        if name_of(node.func) == "ones_like" and node.args:
+            of = ast.unparse(node.args[0])
+            yield node, expression(f"({of} - {of}.detach()).exp()"), "with ones with a gradient"
         if name_of(node.func) == "where" and len(node.args) == 3:
             condition, one, other = node.args
             swapped = copied(node, args=[condition, other, one])
             yield node, swapped, "with the values of where swapped"
+
+
+def _chosen(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits that choose between two operands by a condition."""
+    is_operator = isinstance(node, ast.BinOp) and isinstance(node.op, (ast.BitAnd, ast.BitOr))
+    if isinstance(node, ast.Call) and name_of(node.func) in CHOOSING:
+        operands = node.args
+    else:
+        operands = [node.left, node.right] if is_operator else []  # type: ignore[attr-defined]
+    if len(operands) == 2:
+        one, other = operands
+        read = {ast.unparse(each) for each in operands}
+        for name in (
+            each for each in kinds if each not in read and kinds[each].startswith("truths")
+        ):
+            for first, second in ((one, other), (other, one)):
+                args = f"{name}, {ast.unparse(first)}, {ast.unparse(second)}"
+                chosen = expression(f"torch.where({args})")
+                yield node, chosen, f"with {short(first)} where {name}, else {short(second)}"
 
 
 def _operand(call: ast.Call) -> ast.expr | None:

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import ast
+import re
 from typing import TYPE_CHECKING, Any
 
-from conformance.tracing.edits.edited import copied, each, expression, name_of, parts, short
+from conformance.tracing.edits.edited import (
+    copied,
+    each,
+    expression,
+    integer,
+    name_of,
+    parts,
+    short,
+)
+from conformance.tracing.source import functions_of, is_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from conformance.tracing.edits.edited import Edited, Kinds, Other, Unit
+
+REDUCING = re.compile("gather|mean|reduce|sum")
+"""Parts of names of functions that reduce tensors."""
+
+LENGTHS = re.compile("length|len|size|num|tokens|count|width")
+"""Words in names of sizes."""
 
 DIMENSIONS = ("dim", "axis")
 """The keyword arguments for the dimensions of a sum."""
@@ -19,8 +35,10 @@ DIMENSIONS = ("dim", "axis")
 def reduced_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits of sums, means and counts to those over other entries."""
     for part in parts(unit):
-        for found in (_weighted(part, kinds), _averaged(part), _counted(part)):
+        for found in (_weighted(part, kinds), _averaged(part), _counted(part, kinds)):
             yield from each(file, unit, found)
+    for part in parts(unit):
+        yield from each(file, unit, _as_beside(part, unit, file, kinds))
 
 
 def _weighted(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
@@ -41,6 +59,51 @@ def _weighted(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
 
 def _is_mask(text: str, kinds: Kinds) -> bool:
     return "mask" in text and " of " in kinds[text]
+
+
+def _sized(node: ast.AST) -> tuple[str, int] | None:
+    """The tensor and dimension of an expression for its size; None for any other expression."""
+    of: ast.expr | None = None
+    if isinstance(node, ast.Subscript) and name_of(node.value) == "shape":
+        of, place = node.value, node.slice
+    elif isinstance(node, ast.Call) and name_of(node.func) == "size" and len(node.args) == 1:
+        of, [place] = node.func, node.args
+    if not isinstance(of, ast.Attribute) or (dimension := integer(place)) is None:
+        return None
+    return ast.unparse(of.value), dimension
+
+
+def _as_beside(node: ast.AST, unit: Unit, file: str, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits that reduce a tensor as other lines of the function reduce other tensors."""
+    around = [one for one in functions_of(file) if is_at(one, unit.lineno)]
+    reduced = _reduced(node, kinds)
+    is_whole = isinstance(unit, ast.Expr) and unit.value is node
+    if reduced is None or is_whole or not around:
+        return
+    texts = {ast.unparse(node)}
+    for other in (one for one in ast.walk(around[-1]) if isinstance(one, ast.Call)):
+        like = _reduced(other, kinds)
+        text = re.sub(rf"\b{like}\b", reduced, ast.unparse(other))
+        if like is not None and kinds[like] == kinds[reduced] and text not in texts:
+            texts.add(text)
+            yield (
+                node,
+                expression(text),
+                f"with {short(other)} instead of {short(node)}, as for {like}",
+            )
+
+
+def _reduced(node: ast.AST, kinds: Kinds) -> str | None:
+    """The only tensor that a call reduces, apart from masks; None for any other expression."""
+    if not (isinstance(node, ast.Call) and REDUCING.search(ast.unparse(node.func))):
+        return None
+    names = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and "mask" not in one.id}
+    tensors = [one for one in names if kinds.get(one, "").startswith("numbers")]
+    return tensors[0] if len(tensors) == 1 else None
+
+
+def _shape(text: str, kinds: Kinds) -> str:
+    return kinds.get(text, "").partition(" of ")[2]
 
 
 def _count(mask: ast.expr, like: ast.Call) -> ast.expr:
@@ -98,8 +161,19 @@ def _summed(quotient: ast.BinOp, constant: int | None = None) -> str | None:
     return text if len(sums) > 1 else None
 
 
-def _counted(node: ast.AST) -> Iterator[Other]:
-    """Yield the edit of a tensor's size to the sum of its entries."""
+def _counted(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
+    """Yield the edit of a tensor's size to the sum of its entries, or of a mask's."""
+    sized = _sized(node)
+    if sized is not None:
+        of, dimension = sized
+        masks = (
+            one for one in kinds if _is_mask(one, kinds) and _shape(one, kinds) == _shape(of, kinds)
+        )
+        for mask in dict.fromkeys([of, *masks]):
+            counted = expression(f"{mask}.sum({dimension}).clamp(min=1)")
+            yield node, counted, f"with a sum of {mask} instead of its shape"
+        for name in (one for one in kinds if kinds[one] == "int" and LENGTHS.search(one)):
+            yield node, expression(name), f"with {name} instead of a size of {of}"
     if isinstance(node, ast.Call) and name_of(node.func) == "numel":
         total = expression(f"{ast.unparse(node.func).removesuffix('numel')}sum()")
         yield node, total, "with sum instead of numel"

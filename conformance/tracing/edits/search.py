@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from heapq import heapify, heappop, heappush
+from itertools import count, islice
+from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.tracing.edits.calls import called_otherwise
 from conformance.tracing.edits.edited import changed_by
@@ -13,12 +16,11 @@ from conformance.tracing.edits.operations import done_otherwise
 from conformance.tracing.edits.reductions import reduced_otherwise
 from conformance.tracing.edits.statements import statements
 from conformance.tracing.edits.values import read_alike, read_otherwise, read_unread
-from conformance.tracing.graph import is_close
 from conformance.tracing.suspects.reasons import Suspect, extent
 from conformance.tracing.trials import ProofTimeOverError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence, Set
 
     from adapters.contract.job import Edit
     from conformance.tracing.edits.edited import Edited, Sort, Unit
@@ -26,16 +28,37 @@ if TYPE_CHECKING:
     from conformance.tracing.placed import OrdinaryRun
     from conformance.tracing.trace import Trace
     from conformance.tracing.trials import Trials
-    from conformance.tracing.wrong_weight import WrongWeight
+
+    Place = tuple[str, str]
+    """A file and a function in it."""
 
 LIKELY = (read_unread, called_otherwise, done_otherwise, reduced_otherwise, read_alike)
-"""Sorts of edits that are always tried, since each edit may be the intended statement."""
+"""Sorts of edits that may be the intended statement; others may also compensate for a mistake."""
 
-FURTHER = (leaving_out, inserting)
-"""Sorts of edits that may also compensate for a mistake in another line."""
+READING = (read_unread, read_alike, read_otherwise)
+"""Sorts of edits that read another value, and change no operation."""
 
-NEAREST = 12
-"""The number of statements that are tried with all sorts of edits before any others are."""
+COSTS = {
+    read_unread: -1.0,
+    **dict.fromkeys((called_otherwise, done_otherwise, reduced_otherwise, read_alike), 0.0),
+    leaving_out: 1.0,
+    inserting: 2.0,
+    read_otherwise: 2.0,
+}
+"""The costs of edits by sort; an edit of 1 more is tried as late as if its line were twice as far.
+
+Of all edits of 69 mistakes in frameworks' code, these order the right one among the first 300 in
+38, and an order by distance alone in 33.
+"""
+
+COST_OF_NEXT = 0.1
+"""The cost by which each edit of a statement and sort exceeds the one before."""
+
+NEAREST = 8
+"""The number of nearest statements that are about equally likely to be wrong."""
+
+MOST_BEYOND = 100
+"""The most further edits that are tried after the first edit which helps."""
 
 MOST_BESIDE = 150
 """The most further edits in a function that are tried before one of its lines is proven."""
@@ -44,25 +67,34 @@ MOST_BESIDE = 150
 def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> list[Suspect]:
     """The lines whose edit makes all findings conform; a line is proven if it is the only one.
 
-    The statements nearest to the wrong number are tried with all sorts of edits before statements
-    farther away. Leaving out or inserting a part may compensate for a mistake in another line, so
-    such edits are tried only if no other edit helps. They are also tried if a sign is wrong, or a
-    factor of ranks or micro-batches, since many lines can change these; no line is proven by such a
-    factor, which is often 2. Before a line is proven, other statements of its function are tried;
-    if the time does not suffice, no line is proven.
+    The likeliest edits are tried first, of the statements nearest to the wrong number. Only an edit
+    that reads another value proves a line if the weight is off by the number of ranks or
+    micro-batches, which is often 2, since many lines can change such a factor.
+    Before a line is proven, edits that are nearly as likely are tried, and other statements of its
+    function; if the time does not suffice, no line is proven.
 
     Raises:
         ProofTimeOverError: no time was left to find an edit.
     """
     search, weight = _Search(trials, runs), trace.weight
     try:
-        search.look_everywhere(statements(trace), weight)
+        search.look_everywhere(statements(trace), {_function(one) for one in trace.suspects})
     except ProofTimeOverError:
         if not search.found:
             raise
         return search.suspects("and other lines were not tried for want of time")
-    is_proven = len(search.told) == 1 and not (weight is not None and weight.is_off_by_size)
+    is_off_by_size = weight is not None and weight.is_off_by_size
+    is_proven = len(search.told) == 1 and (search.reads_another or not is_off_by_size)
     return search.suspects("" if is_proven else "as with a value elsewhere")
+
+
+class _Candidate(NamedTuple):
+    """An edit that may be the intended statement."""
+
+    cost: float
+    sort: Sort
+    statement: Statement
+    edited: Edited
 
 
 @dataclass(frozen=True)
@@ -74,8 +106,8 @@ class _Search:
     found: dict[Unit, tuple[Statement, Edited]] = field(default_factory=dict)
     """The first edit of each statement with which all findings conform."""
 
-    _likely: set[Unit] = field(default_factory=set)
-    """The statements with a found edit of a likely sort."""
+    _sorts: dict[Unit, Sort] = field(default_factory=dict)
+    """The sort of each statement's found edit."""
 
     _tried: set[Edit] = field(default_factory=set)
 
@@ -88,9 +120,14 @@ class _Search:
             if not any(
                 other.is_beside(one) and edited.passed_by in changed_by(other.unit)
                 for other, _ in self.found.values()
-                if other is not one and other.unit in self._likely
+                if other is not one and self._sorts[other.unit] in LIKELY
             )
         ]
+
+    @property
+    def reads_another(self) -> bool:
+        """Whether all found edits read another value."""
+        return all(sort in READING for sort in self._sorts.values())
 
     def suspects(self, unless_proven: str) -> list[Suspect]:
         """The lines of the edits; they are proven if ``unless_proven`` is empty."""
@@ -103,46 +140,63 @@ class _Search:
             for line in [replace(one.line, number=edited.number)]
         ]
 
-    def look_everywhere(self, several: Sequence[Statement], weight: WrongWeight | None) -> None:
-        """Try all sorts of edits, of ever more statements until an edit helps.
+    def look_everywhere(self, several: Sequence[Statement], suspected: Set[Place]) -> None:
+        """Try edits of all statements until one helps, then those that are nearly as likely.
 
         Raises:
             ProofTimeOverError: no time is left.
         """
-        is_common = weight is not None and (is_close(weight.off, -1) or weight.is_off_by_size)
-        for nearest in _nearest(several):
-            self.look_at(nearest, LIKELY, self.trials.most_edited)
-            if is_common or not self.found:
-                self.look_at(nearest, FURTHER, self.trials.most_edited)
-            if self.found:
+        edits = iter(filter(self._is_untried, _likeliest(several, suspected)))
+        for one in islice(edits, self.trials.most_edited):
+            if self._look_at(one):
                 break
-        else:
-            self.look_at(several, [read_otherwise], self.trials.most_edited)
-        for one, _ in self.told if len(self.told) == 1 else ():
-            beside = [other for other in several if other.is_beside(one)]
-            others = LIKELY if one.unit in self._likely else (*LIKELY, read_otherwise)
-            self.look_at(beside, others, len(self._tried) + MOST_BESIDE)
+        for one in islice(edits, MOST_BEYOND if self.found else 0):
+            self._look_at(one)
+        for found, _ in self.told if len(self.told) == 1 else ():
+            beside = [other for other in several if other.is_beside(found)]
+            for one in islice(filter(self._is_untried, _likeliest(beside, set())), MOST_BESIDE):
+                self._look_at(one)
 
-    def look_at(self, several: Iterable[Statement], sorts: Iterable[Sort], most: int) -> None:
-        """Try edits of some sorts, as long as fewer than ``most`` edits have been tried."""
-        pairs = (
-            (sort, one, edited) for sort in sorts for one in several for edited in one.edits(sort)
-        )
-        for sort, one, edited in (each for each in pairs if each[2].edit not in self._tried):
-            if len(self._tried) >= most:
-                return
-            self._tried.add(edited.edit)
-            if one.unit not in self.found and self._holds(edited.edit):
-                self.found[one.unit] = one, edited
-                self._likely.update([one.unit] if sort in LIKELY else [])
+    def _is_untried(self, one: _Candidate) -> bool:
+        """Whether an edit was not tried; after a likely edit helps, no unlikely one is tried."""
+        is_likely_found = any(sort in LIKELY for sort in self._sorts.values())
+        return one.edited.edit not in self._tried and (one.sort in LIKELY or not is_likely_found)
+
+    def _look_at(self, one: _Candidate) -> bool:
+        """Try an edit, unless another edit of its statement helps; whether all findings conform."""
+        self._tried.add(one.edited.edit)
+        unit = one.statement.unit
+        is_right = unit not in self.found and self._holds(one.edited.edit)
+        if is_right:
+            self.found[unit] = one.statement, one.edited
+            self._sorts[unit] = one.sort
+        return is_right
 
     def _holds(self, edit: Edit) -> bool:
         return all(self.trials.conforms(run, edit) for run in self.runs)
 
 
-def _nearest(several: Sequence[Statement]) -> Iterator[Sequence[Statement]]:
-    """Yield the nearest statements, then twice as many, and so on."""
-    start, size = 0, NEAREST
-    while start < len(several):
-        yield several[start : start + size]
-        start, size = start + size, 2 * size
+def _likeliest(several: Sequence[Statement], suspected: Set[Place]) -> Iterator[_Candidate]:
+    """Yield edits with their costs, the likeliest first.
+
+    The cost of a statement is the logarithm of its place; statements in a function with a suspected
+    line are as likely as others that are half as far.
+    """
+    numbers, waiting = count(), []
+    for place, one in enumerate(several, NEAREST):
+        of_statement = math.log2(place) - (_function(one) in suspected)
+        waiting += [
+            (of_statement + cost, next(numbers), sort, one, one.edits(sort))
+            for sort, cost in COSTS.items()
+        ]
+    heapify(waiting)
+    while waiting:
+        cost, number, sort, one, edits = heappop(waiting)
+        for edited in islice(edits, 1):
+            yield _Candidate(cost, sort, one, edited)
+            heappush(waiting, (cost + COST_OF_NEXT, number, sort, one, edits))
+
+
+def _function(one: Statement | Suspect) -> Place:
+    """The file and function of a line."""
+    return one.line.file, one.line.function

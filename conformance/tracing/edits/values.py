@@ -7,7 +7,14 @@ import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from conformance.tracing.edits.edited import edited, expression, parts
+from conformance.tracing.edits.edited import (
+    SCALAR,
+    changed_by,
+    copied,
+    edited,
+    expression,
+    parts,
+)
 from conformance.tracing.source import functions_of, is_at
 
 if TYPE_CHECKING:
@@ -19,16 +26,32 @@ if TYPE_CHECKING:
 
 WORD = re.compile(r"[a-z]{3,}")
 
-HOLDER = re.compile(r"[^.\[]*$")
+LAST = re.compile(r"[^.\[]*$")
 """The last name of a value, after the names of the objects that have it."""
 
-ROOTS = {"self", "args", "config", "cfg"}
-"""Words in names of values that do not describe the value."""
+PLAIN = {"int", "float"}
+"""The kinds of Python's numbers."""
 
 
 def read_alike(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that compute with a variable that has a similar name."""
-    return _other_variables(file, unit, kinds, _is_alike)
+    yield from _other_variables(file, unit, kinds, _is_alike)
+    yield from _of_another(file, unit, kinds)
+
+
+def _of_another(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
+    """Yield edits that change another variable in the same way, which has a similar name."""
+    for text in changed_by(unit) & kinds.keys() if isinstance(unit, ast.Assign) else ():
+        places = [one for one in parts(unit) if isinstance(one, ast.Name) and one.id == text]
+        for other in kinds if len(places) > 1 else ():
+            if (
+                other != text
+                and other.isidentifier()
+                and kinds[other] == kinds[text]
+                and _is_alike(other, text)
+            ):
+                renamed = [(one, copied(one, id=other)) for one in places]
+                yield edited(file, unit, renamed, f"with {other} changed instead of {text}")
 
 
 def read_unread(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
@@ -87,14 +110,20 @@ def _other_variables(
 
 
 def _may_be_meant(one: str, text: str, kinds: Kinds) -> bool:
-    """Whether a value can replace another; a number in an object must have a similar name."""
-    is_number = kinds[text] in ("int", "float") and not one.isidentifier()
-    return kinds[one] == kinds[text] and (not is_number or _is_alike(one, text))
+    """Whether a value can replace another: if it has the same kind, or both are numbers.
+
+    Numbers of an object, and of different kinds, must have similar names.
+    """
+    are_variables = one.isidentifier() and text.isidentifier()
+    is_number = kinds[text] in PLAIN and not one.isidentifier()
+    if kinds[one] == kinds[text]:
+        return not is_number or _is_alike(one, text)
+    are_plain = {kinds[one], kinds[text]} <= PLAIN
+    are_numbers = all(SCALAR.fullmatch(kinds[each]) for each in (one, text))
+    return are_variables and are_numbers and (are_plain or _is_alike(one, text))
 
 
 def _is_alike(one: str, other: str) -> bool:
-    """Whether the names of two values share a word, apart from the object that has both."""
-    holders = {HOLDER.sub("", each) for each in (one, other)}
-    shared = holders.pop() if len(holders) == 1 else ""
-    words, others = (set(WORD.findall(each.removeprefix(shared).lower())) for each in (one, other))
-    return not words.isdisjoint(others - ROOTS)
+    """Whether the last names of two values share a word."""
+    words, others = (set(WORD.findall(LAST.findall(each)[0].lower())) for each in (one, other))
+    return not words.isdisjoint(others)
