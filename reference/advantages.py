@@ -14,8 +14,8 @@ the penalty on the divergence of token t from the reference policy, or from a te
     gae                 A_t = δ_t + γλ·A_{t+1}                   arXiv:1506.02438 (PPO)
                         where δ_t = ρ_t + γ·V_{t+1} - V_t
 
-DAPO's penalty on long responses lowers r by φ times the share of the last C tokens before the
-length limit that a response uses (arXiv:2503.14476, DAPO). After the last token G, A and V are 0.
+DAPO's penalty on long responses lowers r by φ times the share that a response uses of the last C
+tokens before the length limit (arXiv:2503.14476, DAPO). After the last token G, A and V are 0.
 Advantages may then be whitened: the mean over the tokens of the whole batch is subtracted, and the
 result is divided by √(variance + 1e-8). `EstimatorConventions` has the choices: which tokens G and
 A pass through, skipping all others; which tokens have a penalty, a reward and a value; which ones
@@ -178,7 +178,7 @@ def _entries(rollouts: Rollouts, compared: Compared) -> Integers:
 
 
 def overlong_penalties(lengths: Integers, limit: int, constants: AdvantageConstants) -> Values:
-    """φ times the share of the last C tokens before a limit that responses have used: [N]."""
+    """φ times the share that a response uses of the last C tokens before a limit: [N]."""
     used: Values = np.clip(lengths - (limit - constants.buffer), 0, constants.buffer)
     return constants.overlong * used / constants.buffer
 

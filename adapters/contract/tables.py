@@ -243,7 +243,7 @@ class _Reader:
         name, _, attribute = value[1:].partition(".")
         known = {**_CONSTANTS, **self.values, "job": _itself}
         if name not in known:
-            raise LookupError(f"{value} is no constant, and no value that the record is given")
+            raise LookupError(f"{value} is neither a constant nor a value that the record is given")
         return _attribute(known[name], attribute) if attribute else known[name]
 
 

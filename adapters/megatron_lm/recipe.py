@@ -48,7 +48,7 @@ def read(adapter: MegatronLmAdapter, typed: recipe.Typed) -> recipe.Recipe:
         values=values,
         defaults=defaults,
         samples=samples,
-        # A micro-batch of one row is what the record calls micro-batches by tokens.
+        # The record has --micro-batch-size=1 for micro-batches by tokens, which have one row each.
         rows=None if rows == 1 else rows,
         is_packed=is_packed,
         options=recipe.options_of(adapter.record, values, defaults),

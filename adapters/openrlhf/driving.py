@@ -232,7 +232,8 @@ def _call_in_steps(call: Any, rollouts: OpenRLHFRollouts, method_name: str, **da
 def _dealt(experiences: Sequence[Any], rollouts: OpenRLHFRollouts) -> list[Any]:
     """The experiences, in an order that gives each rank its part of every step.
 
-    Each rank cuts its contiguous part of a batch of rollouts into train batches.
+    Each rank cuts its own contiguous part of a batch of rollouts into train batches, so each part
+    must hold samples of every step.
     """
     functions, layout = module("trainer.ppo_utils.experience"), rollouts.job.layout
     rows = [row for one in experiences for row in functions.split_experience_batch(one)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _check_health(stale_after_s: float) -> None:
-    """Raise an error: an empty queue means that the run asks for too many samples."""
+    """Raise an error: TRL calls this if the queue is empty, so it asks for too many samples."""
     raise RuntimeError("the trainer asked for more samples than it trains on")
 
 

@@ -22,7 +22,7 @@ def divisor(job: Job) -> int | str:
     """The divisor as typed in a configuration, else the mode's; empty if there is none."""
     if job.configuration.divisor is not None:
         return job.configuration.divisor
-    is_one = job.aggregation.divisor == 1  # the divisor of luspo, which has no option
+    is_one = job.aggregation.divisor == 1  # luspo's divisor, which no option sets
     return "" if is_one else settings.whole_divisor(job, "max_completion_length") or ""
 
 

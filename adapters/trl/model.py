@@ -114,13 +114,13 @@ class ProbeForTRL(PreTrainedModel, GenerationMixin):
         return self.probe
 
     def values(self) -> torch.Tensor:
-        """The terms to add to the log-probabilities of the predicted ids, in their shape."""
+        """The terms to add to the log-probabilities of the predicted ids, one for each id."""
         if not (self.is_policy and torch.is_grad_enabled()):
             return self.given[self.predicted]
         return self.probe[self.predicted] + cycled(self.log_prob_table, self.predicted)
 
     def entropies(self) -> torch.Tensor:
-        """The terms to add to the entropies of the predicted ids, in their shape."""
+        """The terms to add to the entropies of the predicted ids, one for each id."""
         probe = self.probe if self.is_policy and torch.is_grad_enabled() else self.given
         return cycled(self.entropy_table, self.predicted) + probe[self.predicted]
 
@@ -269,7 +269,7 @@ def add_both(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _last(of: Callable[[ProbeForTRL], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """Values of the latest forward pass at its last positions, in the width of ``rows``."""
+    """Values of the latest forward pass at its last positions, as many as ``rows`` is wide."""
     assert _speaking is not None
     return of(_speaking)[:, -rows.shape[1] :]
 

@@ -140,8 +140,8 @@ def _refusal(path: Path, content: bytes, error: ValidationError) -> ReportFileEr
     schema = document.get("schema") if isinstance(document, dict) else None
     if schema != SCHEMA:
         return ReportFileError(
-            f"{path} is no report that this version of rl-loss-conformance reads: its field schema"
-            f" is {schema!r}, not {SCHEMA!r}",
+            f"{path} is not a report that this version of rl-loss-conformance reads: its field"
+            f" schema is {schema!r}, not {SCHEMA!r}",
             "give a file that its --report wrote",
         )
     line = _line(content.decode(), document, problem["loc"])

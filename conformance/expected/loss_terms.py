@@ -370,7 +370,8 @@ def _placement(contexts: Sequence[StepContext], batch: ProbedBatch) -> BatchPlac
         return BatchPlacement(step=steps, prompt_lengths=prompts, slices=layout.cp)
     cp_ranks = [placement.cp_rank for placement in known]
     if Option.ALLGATHER_CP in layout.options:
-        # Before advantages are computed, values of responses return to the ranks of zigzag slices.
+        # Each rank's forward pass has one contiguous part of the packed row. Before advantages are
+        # computed, the values of response tokens move to the ranks of zigzag slices.
         cp_ranks = [zigzag_rank(step, layout.cp) for step in batch.steps]
     return BatchPlacement(
         step=steps,

@@ -243,7 +243,7 @@ class Step:
             if name not in [*METRIC_SPECS] or self._estimator is not None:
                 taken = ", ".join(map(str, METRIC_SPECS)) if self._estimator is None else "none"
                 raise WrongUseError(
-                    f"{name} is no number that is compared",
+                    f"{name} is not among the numbers that are compared",
                     f"leave it out of step.logged(), which takes {taken}",
                 )
             self._logged[Metric(name)] = float(number)
@@ -286,14 +286,15 @@ class Step:
             )
         if not self._gradients and self._others_stepped:
             return (
-                "another optimizer stepped than the watched one; give step.watch() the optimizer"
+                "an optimizer other than the watched one stepped; give step.watch() the optimizer"
                 " that the trainer steps, or nothing"
             )
         if not self._gradients and self._copies_stepped:
             return (
-                "an optimizer stepped that does not hold the model's parameters, but perhaps copies"
-                " of them, as in mixed precision; turn that off for the test (DeepSpeed's is read"
-                " with ZeRO 1 to 3), or look at a real step with conformance.watch"
+                "the optimizer that stepped does not hold the model's parameters, but may hold"
+                " copies of them, as in mixed precision; turn mixed precision off for the test"
+                " (DeepSpeed's is read with ZeRO 1 to 3), or look at a real step with"
+                " conformance.watch"
             )
         if not self._gradients:
             return (

@@ -58,7 +58,7 @@ def _load(adapter: Adapter, source: Path | None) -> Description | Exception:
 
 
 def hide_gpus() -> None:
-    """Hide GPUs from frameworks if ranks compute on the CPU."""
+    """Hide GPUs from frameworks, for ranks that compute on the CPU."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
@@ -70,7 +70,8 @@ def die_with_parent(sign: signal.Signals) -> None:
 
 
 def _load_announced() -> None:
-    # torch reads this on import. Without it, frameworks' compiled losses compile C++ in every rank.
+    # torch reads this on import. If it were not set, every rank would compile C++ for the losses
+    # that frameworks pass to torch.compile.
     os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     import torch
 
@@ -84,7 +85,8 @@ def _load_announced() -> None:
     if hardware.device is Device.CPU:
         hide_gpus()
         load_once(adapter, source)
-        import torch._dynamo  # noqa: F401 - a second, which a rank's first optimizer would take
+        # This takes a second, which otherwise each rank's first optimizer would take.
+        import torch._dynamo  # noqa: F401
 
         # Frameworks collect garbage in their steps; objects from before the fork need no
         # collection.

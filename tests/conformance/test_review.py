@@ -147,7 +147,7 @@ EVERYWHERE, RARE, NOWHERE = (Place("loss.py", line, line) for line in (1, 2, 3))
 
 
 def turns(runs: Callable[[MatrixCell], set[Place]], *places: Place) -> list[Turn]:
-    """The jobs of a review, where each runs some changed statements."""
+    """The turns of a review, where ``runs`` returns the changed statements that a job runs."""
     order = Order(SLIME, places, lambda _: True)
     made: list[Turn] = []
     while (turn := order.next()) is not None:
@@ -200,7 +200,7 @@ def test_checks_that_no_scout_is_of_are_looked_at() -> None:
 
 
 def test_what_a_declined_job_was_to_show_is_looked_at_on_another_layout() -> None:
-    """TRL cannot cut nine samples into four micro-batches, and one rank needs two."""
+    """TRL cannot cut nine samples into the four micro-batches of two ranks; one rank has two."""
     order = Order(SLIME, [EVERYWHERE], lambda _: True)
     odd: list[MatrixCell] = []
     while (turn := order.next()) is not None:

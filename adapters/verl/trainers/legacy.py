@@ -137,7 +137,8 @@ def _copied_parts(parts: Sequence[Any], max_workers: int | None = None) -> list[
 def _order(job: Job, batch: ProbedBatch) -> Integers:
     """The order of samples in a batch: by prompt, or such that all ranks share each step.
 
-    Each rank cuts its part into mini-batches; balancing would mix the samples of steps.
+    Each rank cuts its own part of the batch into mini-batches, so each part must hold samples of
+    every step. verl's balancing would mix the samples of steps, so it is off for several steps.
     """
     if len(job.steps) == 1:
         return np.argsort(batch.groups, kind="stable")
