@@ -90,7 +90,7 @@ class Prover:
         self.trials.until = begin + self._left * SHARE_OF_A_CAUSE
         try:
             first = self.trials.ordinary(cells[0])
-            if first is None or trace.graph is None:
+            if first is None:
                 return trace.suspects
             others = islice(filter(None, map(self.trials.ordinary, cells[1:])), MOST_SHOWN)
             return _Proof(self.trials, trace, trace.graph, first, [*others]).lines()
@@ -292,7 +292,7 @@ class _Proof:
 
 def candidates(trace: Trace) -> list[Hypothesis]:
     """The hypotheses to try for a trace, best first."""
-    if trace.graph is None:
+    if trace.job.is_of_all:
         return []
     is_own = {one.line for one in trace.suspects if trace.is_own(one.line)}
     return [one for one in hypotheses(trace) if not is_of_size(trace) or one.line in is_own]

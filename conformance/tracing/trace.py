@@ -58,8 +58,8 @@ class Trace:
 
     source: Path | None
 
-    graph: Graph | None = None
-    """The operations of all ranks; None if a number is traced as a whole."""
+    graph: Graph
+    """The operations of all ranks."""
 
     @classmethod
     def of(cls, finding: str, job: TracedJob, package: str | None, source: Path | None) -> Trace:
@@ -70,15 +70,17 @@ class Trace:
         """
         made = partial(cls, finding=finding, job=job, package=package, source=source)
         if job.is_of_all:
+            graph = Graph(job.traces)
             looked_at = digits_lost if isinstance(job, TracedAdvantage) else made_by
-            suspects = looked_at(Graph(job.traces), job, package) if job.is_wrong else []
-            return made(chain=None, suspects=suspects)
+            suspects = looked_at(graph, job, package) if job.is_wrong else []
+            return made(chain=None, suspects=suspects, graph=graph)
         is_of_reward = isinstance(job, TracedAdvantage)  # Python often keeps rewards in lists
         reading = (READ, LISTED) if is_of_reward else (READ,)
         graphs = (Graph(job.traces, size, reading) for size in sizes_given(job.column))
-        graph = next((one for one in graphs if one.has_paint), None)
-        if graph is None:
+        painted = next((one for one in graphs if one.has_paint), None)
+        if painted is None:
             raise NotTracedError(f"no operation of torch reads {job.column} of the batch")
+        graph = painted
         made = partial(made, graph=graph)
         if isinstance(job, TracedAdvantage):
             suspects = of_advantage(graph, job, package) if job.is_wrong else []

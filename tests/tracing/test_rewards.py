@@ -125,8 +125,11 @@ def test_only_large_numbers_lose_digits_and_a_bound_of_infinity_is_none(
     line = SimpleNamespace(file="/toy/loss.py", number=7)
     held = Contents(1, (largest,), largest, largest, 1, is_measured=True)
     left = Contents(1, (0.0,), 0.0, 0.0, 0, is_measured=True)
-    made = SimpleNamespace(name="aten.sub.Tensor", contents=left, stack=[line])
-    by_node = {0: SimpleNamespace(name="aten.mul.Tensor", contents=held, stack=[line]), 1: made}
+    computed = {"stack": [line], "requires_grad": False}
+    by_node = {
+        0: SimpleNamespace(name="aten.mul.Tensor", contents=held, **computed),
+        1: SimpleNamespace(name="aten.sub.Tensor", contents=left, **computed),
+    }
     graph: Any = SimpleNamespace(
         nodes=lambda: [*by_node], operation=by_node.get, inputs=lambda node: [0] if node else []
     )

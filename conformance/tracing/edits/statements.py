@@ -63,13 +63,12 @@ twice as far away."""
 def statements(trace: Trace) -> list[Statement]:
     """The statements that may be wrong, best first; empty for frameworks on JAX."""
     graph = trace.graph
-    assert graph is not None
     if any(graph.operation(node).name.startswith("jax.") for node in graph.nodes()):
         return []
-    kinds = _kinds(graph)
+    kinds, of_loss = _kinds(graph), _of_loss(trace, graph)
     found: dict[tuple[str, int, int], Statement] = {}
     for line in _lines(trace, graph):
-        if (scope := scope_of(line)) is None:
+        if (line.file, line.function) in of_loss or (scope := scope_of(line)) is None:
             continue
         for unit in units(scope.functions[-1], line.number):
             key = line.file, unit.lineno, unit.col_offset
@@ -78,6 +77,15 @@ def statements(trace: Trace) -> list[Statement]:
                 bound = _bound(known, scope.functions[-1], unit.lineno)
                 found[key] = Statement(line, unit, bound)
     return [*found.values()]
+
+
+def _of_loss(trace: Trace, graph: Graph) -> set[tuple[str, str]]:
+    """The functions that compute the loss, if it is the advantages that are wrong; else none."""
+    if not isinstance(trace.job, TracedAdvantage):
+        return set()
+    operations = (graph.operation(node) for node in graph.nodes())
+    first = (one.stack[0] for one in operations if one.requires_grad and one.stack)
+    return {(line.file, line.function) for line in first}
 
 
 def _bound(kinds: Kinds, function: ast.AST, number: int) -> dict[str, str]:
@@ -147,6 +155,8 @@ def _far(trace: Trace, graph: Graph) -> dict[Node, int]:
     ends = [*(_stopped(graph) if _loses_gradient(trace) else ())]
     if trace.chain is None and trace.job.metric is not None:
         ends = [*_read(graph)]
+    if trace.job.is_of_all and trace.job.metric is None:
+        ends = [*_given_to_loss(graph)]
     found = _distances(graph, graph.roots, 2 * FAR)
     near = 0 if trace.chain else FAR
     for nodes, start in ((read, FAR), (way, near), (ends, 0), (blamed, 0)):
@@ -168,6 +178,12 @@ def _read(graph: Graph) -> Iterator[Node]:
             before = graph.behind([node], graph.painted)
             if any(graph.operation(one).requires_grad for one in before):
                 yield node
+
+
+def _given_to_loss(graph: Graph) -> Iterator[Node]:
+    """Yield the nodes without a gradient, such as advantages, that operations of the loss read."""
+    for node in (one for one in graph.nodes() if graph.operation(one).requires_grad):
+        yield from (one for one in graph.inputs(node) if not graph.operation(one).requires_grad)
 
 
 def _stopped(graph: Graph) -> Iterator[Node]:

@@ -51,21 +51,24 @@ def _made(trace: RankTrace, sizes: Sequence[float]) -> Iterator[Suspect]:
 def digits_lost(graph: Graph, _: TracedJob, package: str | None) -> list[Suspect]:
     """At most three lines that subtract large, nearly equal numbers, the framework's own first.
 
-    The difference of such numbers is hardly more than their rounding errors.
+    The difference of such numbers is hardly more than their rounding errors. Operations with a
+    gradient compute the loss, from advantages that are made.
     """
     found: list[Suspect] = []
     largest = {node: _largest(graph, node) for node in graph.nodes() if _subtracts(graph, node)}
     for node, size in sorted(largest.items(), key=lambda one: -one[1]):
         operation = graph.operation(node)
-        if LARGE <= size < math.inf and operation.contents.largest <= LOST * size:
-            left = operation.contents.largest
+        left = operation.contents.largest
+        if LARGE <= size < math.inf and left <= LOST * size:
             words = f"leaves {left:.6g} of {size:.6g}, about as little as rounding errors of that"
             found += (Suspect(line, words) for line in operation.stack[:MOST])
     return of_lines(sorted(found, key=lambda one: not is_own(one.line, package)))
 
 
 def _subtracts(graph: Graph, node: Node) -> bool:
-    return graph.operation(node).name.startswith(("aten.sub", "aten.rsub", "jax.sub"))
+    operation = graph.operation(node)
+    is_difference = operation.name.startswith(("aten.sub", "aten.rsub", "jax.sub"))
+    return is_difference and not operation.requires_grad
 
 
 def _largest(graph: Graph, node: Node) -> float:
