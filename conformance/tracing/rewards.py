@@ -11,7 +11,7 @@ import numpy as np
 
 from adapters.contract.batch.altered import painting
 from adapters.contract.job import Column, Paint
-from adapters.contract.objective import OF_VALUES, Objective
+from adapters.contract.objective import OF_VALUES, PENALISING, Objective
 from conformance.expected.advantages import BatchAdvantages
 from conformance.expected.loss_terms import advantage_terms
 from conformance.findings.errors import NotTracedError
@@ -34,8 +34,11 @@ if TYPE_CHECKING:
     from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed, RankPool
 
-MOST_PAINTED = {Column.REWARDS: 8, Column.VALUES: 4}
-"""The most samples whose reward, or whose critic's value, is painted in turn."""
+MOST_PAINTED = {Column.REWARDS: 8, Column.VALUES: 4, Column.REFERENCE_LOG_PROBS: 4}
+"""The most samples of which one input of advantages is painted in turn."""
+
+PAINTED_OF = {Column.VALUES: OF_VALUES, Column.REFERENCE_LOG_PROBS: PENALISING}
+"""The estimators that read each column besides rewards."""
 
 SAME = 1e-4
 """The largest relative difference between equal factors: some roundings of float32 statistics."""
@@ -126,12 +129,13 @@ def _wrong_weight(
 
 
 def _paints(job: Job) -> list[Paint]:
-    """The inputs to paint in turn: rewards of samples and, for a critic, values of tokens.
+    """The inputs to paint in turn: rewards of samples, and values or divergences of tokens.
 
     Each painted value is that of a token in the middle of its sample, as it affects several
     advantages: if it affected only one, whitening would hide its scale.
     """
-    columns = MOST_PAINTED if job.objective in OF_VALUES else [Column.REWARDS]
+    columns = [Column.REWARDS]
+    columns += [column for column, readers in PAINTED_OF.items() if job.objective in readers]
     return [
         Paint(*token, column)
         for column in columns

@@ -15,7 +15,7 @@ import numpy as np
 
 from adapters.contract.batch.token_values import ADVANTAGES
 from adapters.contract.job import Column, Place
-from adapters.contract.objective import CONSTANTS
+from adapters.contract.objective import CONSTANTS, FROM_REWARDS
 from reference.aggregation import AdvantageUnit
 
 if TYPE_CHECKING:
@@ -65,6 +65,9 @@ def painting(paint: Paint | None) -> Iterator[None]:
 
 COLUMNS = frozenset(Column)
 
+OF_ADVANTAGES = (Column.REWARDS, Column.VALUES, Column.REFERENCE_LOG_PROBS)
+"""The columns from which frameworks compute advantages."""
+
 
 class Attached(list["Values"]):
     """Values of tokens, an array for each sample, that a framework must take as constants.
@@ -105,7 +108,7 @@ def painted(batch: Columns, paint: Paint) -> dict[str, Any]:
     def table(value: float) -> Values:
         return np.where(np.arange(batch.probe_size + 2) == painted_id, value, 0.0)
 
-    if paint.column in (Column.REWARDS, Column.VALUES):
+    if batch.objective in FROM_REWARDS and paint.column in OF_ADVANTAGES:
         return _reward_columns(batch, one(size), paint)
     neutral = {
         "raw_advantages": one(0.0),
@@ -134,15 +137,21 @@ def painted(batch: Columns, paint: Paint) -> dict[str, Any]:
 
 
 def _reward_columns(batch: Columns, values: list[Values], paint: Paint) -> dict[str, Any]:
-    """The columns of a batch in which only one rollout's reward or one token's value is not 0."""
-    is_reward = paint.column is Column.REWARDS
+    """The columns of a batch in which a single input of advantages is not 0.
+
+    It is a rollout's reward, a token's value, or a token's divergence from the reference policy.
+    """
+    is_reward, is_value = paint.column is Column.REWARDS, paint.column is Column.VALUES
     is_painted = is_reward & (batch.trajectories == batch.trajectories[paint.sample])
     alike = ("old_log_probs", "reference_log_probs", "teacher_log_probs")
-    return {
+    columns = {
         **dict.fromkeys(alike, batch.log_probs),
         "rewards": np.where(np.isnan(batch.rewards), np.nan, np.where(is_painted, SHADE, 0.0)),
-        "values": [np.zeros(len(ids)) for ids in batch.responses] if is_reward else values,
+        "values": values if is_value else [np.zeros(len(ids)) for ids in batch.responses],
     }
+    if not is_reward and not is_value:
+        columns[paint.column] = [-one for one in values]
+    return columns
 
 
 def altered(plain: Columns, column: Column, job: Job) -> list[Values]:

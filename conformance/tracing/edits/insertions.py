@@ -24,6 +24,9 @@ COUNTS = re.compile(
 )
 """Words in names of counts and factors."""
 
+RAISING = ("square", "sqrt", "exp", "log", "abs")
+"""Methods of a tensor for powers, exponentials, logarithms and sizes."""
+
 REDUCING = re.compile("sum|mean|max|min|amax|amin|std|var|norm|.*reduce.*")
 """Names of operations that reduce many entries to few."""
 
@@ -40,6 +43,8 @@ def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
         _accumulated(unit),
         _multiplied(unit, kinds),
         *(_scaled(part, kinds) for part in several),
+        _negated(unit),
+        *(_raised(part, kinds) for part in several),
         _increased(unit, kinds),
     )
     for each_found in found:
@@ -75,12 +80,42 @@ def _masked(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
 
 
 def _scaled(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits that multiply a product by a further factor, or divide a quotient by one."""
-    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div)):
-        for name, kind in kinds.items():
-            if kind in ("int", "float") and COUNTS.search(name) and name not in ast.unparse(node):
-                scaled = ast.BinOp(node, node.op, expression(name))
-                yield node, scaled, f"with {SIGNS[type(node.op)]} {name} as well"
+    """Yield edits with a further factor of a product, divisor of a quotient or factor of a term.
+
+    A factor is a number, or a tensor of the same shape as a factor of the product.
+    """
+    if not isinstance(node, ast.BinOp):
+        return
+    operands = [node.left, node.right]
+    shapes = {kinds.get(ast.unparse(one)) for one in operands}
+    for name, kind in kinds.items():
+        is_count = kind in ("int", "float") and COUNTS.search(name) is not None
+        if name in ast.unparse(node):
+            continue
+        if isinstance(node.op, (ast.Mult, ast.Div)) and (is_count or kind in shapes):
+            scaled = ast.BinOp(node, node.op, expression(name))
+            yield node, scaled, f"with {SIGNS[type(node.op)]} {name} as well"
+        elif isinstance(node.op, (ast.Add, ast.Sub)) and is_count:
+            for one in (each for each in operands if not isinstance(each, ast.Constant)):
+                product = ast.BinOp(one, ast.Mult(), expression(name))
+                yield one, product, f"with {short(one)} multiplied by {name}"
+
+
+def _negated(unit: Unit) -> Iterator[Other]:
+    """Yield the edit of a statement's value to its opposite."""
+    value = getattr(unit, "value", None)
+    if isinstance(unit, (ast.Assign, ast.Return)) and isinstance(value, (ast.BinOp, ast.Call)):
+        yield value, ast.UnaryOp(ast.USub(), value), "with the opposite sign"
+
+
+def _raised(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits that square an operand, or take its root, exponential, logarithm or size."""
+    if isinstance(node, ast.BinOp):
+        for one in (node.left, node.right):
+            is_tensor = kinds.get(ast.unparse(one), "").startswith("numbers")
+            for name in RAISING if is_tensor else ():
+                applied = ast.Call(ast.Attribute(one, name, ast.Load()), [], [])
+                yield one, applied, f"with {name} of {short(one)}"
 
 
 def _increased(unit: Unit, kinds: Kinds) -> Iterator[Other]:
@@ -152,8 +187,10 @@ def _multiplied(unit: Unit, kinds: Kinds) -> Iterator[Other]:
     text, shape = ast.unparse(value), kinds.get(target, "").partition(" of ")[2]
     for name in _masks(kinds, shape):
         yield value, expression(f"({text}) * {name}"), f"multiplied by {name}"
+    read = {ast.unparse(one) for one in ast.walk(value) if isinstance(one, ast.expr)}
     for name, kind in kinds.items():
-        if SCALAR.fullmatch(kind) and name != target and COUNTS.search(name):
+        is_count = SCALAR.fullmatch(kind) is not None and COUNTS.search(name) is not None
+        if name != target and (is_count or (name in read and kind == kinds.get(target))):
             for sign, words in (("/", "divided"), ("*", "multiplied")):
                 yield value, expression(f"({text}) {sign} {name}"), f"{words} by {name}"
 

@@ -132,6 +132,11 @@ def _chosen(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
         operands = node.args
     else:
         operands = [node.left, node.right] if is_operator else []  # type: ignore[attr-defined]
+    if isinstance(node, ast.Call) and name_of(node.func) == "where" and len(node.args) == 3:
+        for name in (each for each in kinds if kinds[each].startswith("numbers of (")):
+            for sign in (">", "<"):
+                positive = copied(node, args=[expression(f"{name} {sign} 0"), *node.args[1:]])
+                yield node, positive, f"with the first value where {name} {sign} 0"
     if len(operands) == 2:
         one, other = operands
         read = {ast.unparse(each) for each in operands}

@@ -14,6 +14,7 @@ from conformance.tracing.edits.edited import (
     edited,
     expression,
     parts,
+    short,
 )
 from conformance.tracing.source import functions_of, is_at
 
@@ -59,12 +60,10 @@ def read_unread(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     around = [one for one in functions_of(file) if is_at(one, unit.lineno)]
     unread = _unread(around[-1]) if around else frozenset()
     yield from _other_variables(file, unit, kinds, lambda one, _: one in unread)
-    for part in parts(unit) if unread else ():
-        text = ast.unparse(part) if isinstance(getattr(part, "ctx", None), ast.Load) else ""
-        for other in sorted(unread):
-            if text in kinds and kinds.get(other) == kinds[text]:
-                for both, words in _combined(text, other, kinds[text]):
-                    yield edited(file, unit, [(part, expression(both))], words)
+    for part in (one for one in parts(unit) if isinstance(one, ast.expr)) if unread else ():
+        for other in sorted(unread & kinds.keys()):
+            for both, words in _combined(part, other, kinds):
+                yield edited(file, unit, [(part, expression(both))], words)
 
 
 @lru_cache(maxsize=256)
@@ -75,14 +74,22 @@ def _unread(function: Function) -> frozenset[str]:
     return frozenset(one.id for one in names if not one.id.startswith("_")) - read
 
 
-def _combined(text: str, other: str, kind: str) -> Iterator[tuple[str, str]]:
-    """Yield expressions that combine two values of one kind, each with words."""
+def _combined(part: ast.expr, other: str, kinds: Kinds) -> Iterator[tuple[str, str]]:
+    """Yield expressions that combine a part of a statement with a value, each with words."""
+    text = ast.unparse(part)
+    is_computed = isinstance(part, (ast.BinOp, ast.Call, ast.UnaryOp))
+    is_alike = kinds.get(text) == kinds[other] and isinstance(getattr(part, "ctx", None), ast.Load)
+    if not is_computed and not is_alike:
+        return
+    if kinds[other].startswith("truths"):
+        yield f"({text}) & {other}", f"with {short(part)} & {other}"
+        yield f"({text}) & ~{other}", f"with {short(part)} & ~{other}"
+        return
     for sign in ("+", "*"):
-        yield f"({text} {sign} {other})", f"with {text} {sign} {other} instead of {text}"
+        yield f"(({text}) {sign} {other})", f"with {short(part)} {sign} {other}"
     for name in ("min", "max"):
-        module = "torch." if kind.startswith(("numbers", "integers")) else ""
-        both = f"{module}{name}({text}, {other})"
-        yield both, f"with {both} instead of {text}"
+        module = "torch." if kinds[other].startswith(("numbers", "integers")) else ""
+        yield f"{module}{name}({text}, {other})", f"with {name} of {short(part)} and {other}"
 
 
 def read_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
