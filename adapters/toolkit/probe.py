@@ -112,9 +112,12 @@ def probe_capacity(size: int) -> int:
 
 
 def selected(probe: Tensor) -> Tensor:
-    """The probe, [capacity]; if a token is painted, only its entry has a gradient."""
+    """The probe, [capacity]; if a token is painted, only its entry has a gradient.
+
+    The probe of a reference model has no gradient, and may lack the token's entry.
+    """
     paint = PAINTED.get()
-    if paint is None or paint.id is None:
+    if paint is None or paint.id is None or not probe.requires_grad:
         return probe
     factors = torch.zeros_like(probe)
     factors[paint.id] = SELECTED

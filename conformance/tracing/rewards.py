@@ -49,10 +49,10 @@ CLEARLY = 0.5
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TracedAdvantage(TracedJob):
-    """The advantage of a token if only one sample has a reward, or only one token a value."""
+    """The advantage of a token if a single input of advantages, such as a reward, is not 0."""
 
     numbers: NDArray[np.float64]
-    """The sizes of all numbers that a right computation makes from the reward: [numbers]."""
+    """The sizes of all numbers that a right computation makes from the input: [numbers]."""
 
     @property
     def is_own(self) -> bool:

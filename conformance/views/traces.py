@@ -148,12 +148,13 @@ def _advantage_words(job: TracedAdvantage) -> str:
 
 
 def _made_of(paint: Paint | None) -> str:
-    """Words on the rewards or values that the traced step has."""
+    """Words on the rewards, values or divergences that the traced step has."""
     if paint is None:
         return "where all samples have their rewards, and is right where only one has"
     if paint.column is Column.REWARDS:
         return f"where only sample {paint.sample} has a reward, of {SHADE}"
-    return f"where only token {paint.sample}:{paint.token} has a value, of {SHADE}"
+    what = "value" if paint.column is Column.VALUES else "divergence"
+    return f"where only token {paint.sample}:{paint.token} has a {what}, of {SHADE}"
 
 
 def _suspect_lines(trace: Trace) -> Iterator[str]:

@@ -11,11 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adapters.contract import Rank
+from adapters.contract.batch.altered import SELECTED, painting
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import ADVANTAGES, ENTROPIES
+from adapters.contract.job import Column, Paint
 from adapters.contract.objective import CONSTANTS, CORRECTIONS, Objective
 from adapters.toolkit import outputs
-from adapters.toolkit.probe import CERTAIN_LOGIT, ProbeSeam, Records, token_table
+from adapters.toolkit.probe import CERTAIN_LOGIT, ProbeSeam, Records, selected, token_table
 from adapters.toolkit.worlds import cached
 from conformance.corpus.strategies import steps
 from reference.aggregation import AdvantageUnit, Conventions
@@ -193,3 +195,14 @@ def test_a_sample_has_one_advantage() -> None:
     batch = ProbedBatch.make(conventions, (step_of([1, 0, 1], [1]),), Objective.POLICY)
 
     assert batch.sample_advantages.tolist() == [one[0] for one in batch.advantages]
+
+
+def test_only_the_painted_tokens_entry_of_a_probe_has_a_gradient() -> None:
+    probe = torch.zeros(4, requires_grad=True)
+    with painting(Paint(0, 0, Column.REFERENCE_LOG_PROBS, id=2)):
+        selected(probe).sum().backward()
+        of_reference = selected(torch.zeros(1))
+
+    assert probe.grad is not None
+    assert probe.grad.tolist() == [0, 0, SELECTED, 0]
+    assert of_reference.tolist() == [0]

@@ -175,6 +175,15 @@ def edited(text: str) -> dict[str, str]:
         ("other.sum(-1)", "with other multiplied by mask", "(other * mask).sum(-1)"),
         ("one + low * other", "with * scale as well", "one + low * other * scale"),
         ("one + other / low", "with / scale as well", "one + other / low / scale"),
+        ("one - other", "with other multiplied by scale", "one - other * scale"),
+        ("one - other", "with square of other", "one - other.square()"),
+        ("loss = one * other", "with the opposite sign", "loss = -(one * other)"),
+        ("old_one = f(one) * other", "divided by other", "old_one = f(one) * other / other"),
+        (
+            "torch.where(one, low, high)",
+            "with the first value where other > 0",
+            "torch.where(other > 0, low, high)",
+        ),
         ("count = len(rows)", "minus 1", "count = len(rows) - 1"),
         (
             "ratio = new_log - old_log",
@@ -269,11 +278,26 @@ def test_an_unread_variable_is_read_instead_or_as_well(tmp_path: Path) -> None:
 
     assert texts == [
         "loss(one, mask=total)",
+        "loss(one, mask=mask) + total",
+        "loss(one, mask=mask) * total",
+        "min(loss(one, mask=mask), total)",
+        "max(loss(one, mask=mask), total)",
         "loss(one, mask=mask + total)",
         "loss(one, mask=mask * total)",
         "loss(one, mask=min(mask, total))",
         "loss(one, mask=max(mask, total))",
     ]
+
+
+def test_an_unread_condition_holds_as_well_or_not(tmp_path: Path) -> None:
+    path = tmp_path / "unread.py"
+    path.write_text("def kept(one, low, high):\n    above = one > high\n    return one & ~low\n")
+    [unit] = units(ast.parse(path.read_text()), 3)
+    kinds = dict.fromkeys(("one", "low", "above"), "truths of (2,)")
+
+    texts = [one.edit.text for one in read_unread(str(path), unit, kinds)]
+
+    assert "return one & ~low & ~above" in texts
 
 
 REDUCED_ELSEWHERE = """

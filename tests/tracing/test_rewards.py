@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, Protocol
 
+import numpy as np
 import pytest
 
 from adapters.contract import Layout
-from adapters.contract.job import Column, Configuration
+from adapters.contract.batch.altered import SHADE, painting
+from adapters.contract.batch.probed_batch import ProbedBatch
+from adapters.contract.job import Column, Configuration, Paint
 from adapters.contract.objective import Objective
 from conformance.findings.trace import Contents
 from conformance.ranks.pool import RankPool
@@ -116,6 +119,18 @@ def test_digits_that_only_rewards_of_several_samples_lose_are_found(traced: Trac
         line.file, line.number
     )
     assert "where all samples have their rewards" in as_text(trace)[0]
+
+
+def test_a_single_divergence_may_be_the_only_input_of_advantages() -> None:
+    job = job_of(TWO_GROUPS, objective=Objective.REINFORCE_PP)
+
+    with painting(Paint(1, 2, Column.REFERENCE_LOG_PROBS)):
+        batch = ProbedBatch.of(job)
+
+    divergences = np.concatenate(batch.log_probs) - np.concatenate(batch.reference_log_probs)
+    assert np.flatnonzero(divergences).tolist() == [5]
+    assert divergences[5] == SHADE
+    assert not batch.rewards.any()
 
 
 @pytest.mark.parametrize(("largest", "count"), [(1e8, 1), (math.inf, 0), (10.0, 0)])
