@@ -47,8 +47,8 @@ COSTS = {
 }
 """The costs of edits by sort; an edit of 1 more is tried as late as if its line were twice as far.
 
-Of all edits of 69 mistakes in frameworks' code, these order the right one among the first 300 in
-38, and an order by distance alone in 33.
+In 38 of 69 traced mistakes in frameworks' code, the edit that undoes the mistake was among the
+first 300 in this order, and in 28 if all sorts of edits of the nearest statements came first.
 """
 
 COST_OF_NEXT = 0.1
