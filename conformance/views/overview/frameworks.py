@@ -211,7 +211,7 @@ def _covered(row: OptionRow, engines: list[Framework]) -> str:
     checks = ", ".join(_checks(row, engines))
     if checks or row.note.startswith(KNOWN_CHECKS):
         return "; ".join(filter(None, (checks, row.note)))
-    return f"none: {row.note}"
+    return ": ".join(filter(None, ("none", row.note)))
 
 
 def _checks(row: OptionRow, engines: list[Framework]) -> Iterator[str]:
