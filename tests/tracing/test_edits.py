@@ -19,7 +19,7 @@ from conformance.ranks.recording.editing import Editing
 from conformance.ranks.recording.variables import look_at
 from conformance.tracing.edits.calls import called_otherwise
 from conformance.tracing.edits.edited import Edited, units
-from conformance.tracing.edits.insertions import inserting
+from conformance.tracing.edits.insertions import detaching, inserting, scaling
 from conformance.tracing.edits.omissions import leaving_out
 from conformance.tracing.edits.operations import done_otherwise
 from conformance.tracing.edits.reductions import reduced_otherwise
@@ -32,6 +32,8 @@ SORTS = (
     reduced_otherwise,
     read_alike,
     leaving_out,
+    detaching,
+    scaling,
     inserting,
     read_otherwise,
 )
@@ -176,6 +178,11 @@ def edited(text: str) -> dict[str, str]:
         ("one + low * other", "with * scale as well", "one + low * other * scale"),
         ("one + other / low", "with / scale as well", "one + other / low / scale"),
         ("one - other", "with other multiplied by scale", "one - other * scale"),
+        ("one - other", "with other multiplied by mask", "one - other * mask"),
+        ("one.clamp(min=low)", "with max= instead of min=", "one.clamp(max=low)"),
+        ("torch.stack(rows)", "with rows in reverse order", "torch.stack(rows[::-1])"),
+        ("rows.append(one)", "with 1 - one", "rows.append(1 - one)"),
+        ("one[-1] = other", "with += instead of =", "one[-1] += other"),
         ("one - other", "with square of other", "one - other.square()"),
         ("loss = one * other", "with the opposite sign", "loss = -(one * other)"),
         ("old_one = f(one) * other", "divided by other", "old_one = f(one) * other / other"),

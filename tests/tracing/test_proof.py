@@ -128,7 +128,7 @@ def told(
         ("smaller", "self.normalised(torch.min(", "max instead of min"),
         ("other_tokens", 'kept = rows["mask"] <= 0', "> instead of <="),
         ("other_branch", "torch.where(", "with <= instead of >"),
-        ("bounded_above", "losses.clamp(max=-1e9)", "without clamp"),
+        ("bounded_above", "losses.clamp(max=-1e9)", "with min= instead of max="),
         ("detached", "self.losses(rows).detach()", "without detach"),
         ("last_kept", "count = row.sum().item()", "as 6 parts are not counted here"),
         ("half_of_a_mask", "kept = padded[:, :-1]", "with a slice 1 entry later"),

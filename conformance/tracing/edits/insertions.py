@@ -24,6 +24,9 @@ COUNTS = re.compile(
 )
 """Words in names of counts and factors."""
 
+STACKING = ("cat", "concat", "concatenate", "stack", "tensor")
+"""Names of functions that make a tensor of a list."""
+
 RAISING = ("square", "sqrt", "exp", "log", "abs")
 """Methods of a tensor for powers, exponentials, logarithms and sizes."""
 
@@ -31,24 +34,46 @@ REDUCING = re.compile("sum|mean|max|min|amax|amin|std|var|norm|.*reduce.*")
 """Names of operations that reduce many entries to few."""
 
 
-def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits that insert a shift, mask, factor, sum, reduction, exponentials or `detach`."""
+def detaching(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
+    """Yield edits that detach an operand from the gradient."""
+    for part in parts(unit):
+        yield from each(file, unit, _detached(part, kinds))
+
+
+def scaling(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
+    """Yield edits that insert a mask, a factor, a sign or a 1."""
     several = [*parts(unit)]
     found = (
-        _reduced(file, unit),
+        _negated(unit),
+        _increased(unit, kinds),
         *(_masked(part, kinds) for part in several),
-        *(_shifted(part, kinds) for part in several),
-        *(_detached(part, kinds) for part in several),
-        *map(_exponentiated, several),
-        _accumulated(unit),
         _multiplied(unit, kinds),
         *(_scaled(part, kinds) for part in several),
-        _negated(unit),
-        *(_raised(part, kinds) for part in several),
-        _increased(unit, kinds),
     )
     for each_found in found:
         yield from each(file, unit, each_found)
+
+
+def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
+    """Yield edits that insert a reduction, a shift, a power, a reversal or a sum of iterations."""
+    several = [*parts(unit)]
+    found = (
+        _reduced(file, unit),
+        *(_shifted(part, kinds) for part in several),
+        *map(_exponentiated, several),
+        _accumulated(unit),
+        *(_raised(part, kinds) for part in several),
+        *map(_reversed, several),
+    )
+    for each_found in found:
+        yield from each(file, unit, each_found)
+
+
+def _reversed(node: ast.AST) -> Iterator[Other]:
+    """Yield edits of a stacked list to the same in reverse order."""
+    if isinstance(node, ast.Call) and name_of(node.func) in STACKING and node.args:
+        reverse = expression(f"({ast.unparse(node.args[0])})[::-1]")
+        yield node.args[0], reverse, f"with {short(node.args[0])} in reverse order"
 
 
 def _reduced(file: str, unit: Unit) -> Iterator[Other]:
@@ -95,7 +120,7 @@ def _scaled(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
         if isinstance(node.op, (ast.Mult, ast.Div)) and (is_count or kind in shapes):
             scaled = ast.BinOp(node, node.op, expression(name))
             yield node, scaled, f"with {SIGNS[type(node.op)]} {name} as well"
-        elif isinstance(node.op, (ast.Add, ast.Sub)) and is_count:
+        elif isinstance(node.op, (ast.Add, ast.Sub)) and (is_count or "mask" in name):
             for one in (each for each in operands if not isinstance(each, ast.Constant)):
                 product = ast.BinOp(one, ast.Mult(), expression(name))
                 yield one, product, f"with {short(one)} multiplied by {name}"
@@ -109,13 +134,18 @@ def _negated(unit: Unit) -> Iterator[Other]:
 
 
 def _raised(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits that square an operand, or take its root, exponential, logarithm or size."""
+    """Yield edits that square an operand, take its root and so on, or take 1 minus an argument."""
     if isinstance(node, ast.BinOp):
         for one in (node.left, node.right):
             is_tensor = kinds.get(ast.unparse(one), "").startswith("numbers")
             for name in RAISING if is_tensor else ():
                 applied = ast.Call(ast.Attribute(one, name, ast.Load()), [], [])
                 yield one, applied, f"with {name} of {short(one)}"
+    elif isinstance(node, ast.Call):
+        for one in node.args:
+            if kinds.get(ast.unparse(one), "").startswith("numbers"):
+                complement = ast.BinOp(ast.Constant(1), ast.Sub(), one)
+                yield one, complement, f"with 1 - {short(one)}"
 
 
 def _increased(unit: Unit, kinds: Kinds) -> Iterator[Other]:

@@ -37,9 +37,9 @@ CONFUSED = (
 COMPARED: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
     ast.Lt: (ast.LtE, ast.GtE, ast.Gt),
     ast.LtE: (ast.Lt, ast.Gt, ast.GtE),
-    ast.Gt: (ast.GtE, ast.LtE, ast.Lt),
+    ast.Gt: (ast.GtE, ast.LtE, ast.Lt, ast.Eq),
     ast.GtE: (ast.Gt, ast.Lt, ast.LtE),
-    ast.Eq: (ast.NotEq,),
+    ast.Eq: (ast.NotEq, ast.Gt),
     ast.NotEq: (ast.Eq,),
     ast.Is: (ast.IsNot,),
     ast.IsNot: (ast.Is,),
@@ -96,6 +96,9 @@ def _operated(node: ast.AST) -> Iterator[Other]:
         if isinstance(node.op, ast.FloorDiv):
             negative = copied(node, left=ast.UnaryOp(ast.USub(), node.left))
             yield node, ast.UnaryOp(ast.USub(), negative), "with // rounded up"
+    elif isinstance(node, ast.keyword):
+        for name in _confused(node.arg or ""):
+            yield node, copied(node, arg=name), f"with {name}= instead of {node.arg}="
     elif isinstance(node, (ast.Attribute, ast.Name)):
         field = "attr" if isinstance(node, ast.Attribute) else "id"
         for name in _confused(getattr(node, field)):
@@ -226,7 +229,12 @@ def _assigned(unit: ast.AST, kinds: Kinds) -> Iterator[Other]:
         yield unit, ast.Assign([unit.target], unit.value, lineno=0), f"with = instead of {sign}="
         for other in COMBINED.get(type(unit.op), ()):
             yield unit, copied(unit, op=other()), f"with {SIGNS[other]}= instead of {sign}="
-    elif isinstance(unit, ast.Assign) and ast.unparse(unit.targets[0]) in kinds:
+    elif isinstance(unit, ast.Assign) and _value_of(unit.targets[0]) in kinds:
         [target, *_] = unit.targets
         added = ast.AugAssign(target, ast.Add(), unit.value)  # type: ignore[arg-type]
         yield unit, added, "with += instead of ="
+
+
+def _value_of(target: ast.expr) -> str:
+    """The variable that an assignment changes, perhaps only in part."""
+    return ast.unparse(target.value if isinstance(target, ast.Subscript) else target)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.tracing.edits.calls import called_otherwise
 from conformance.tracing.edits.edited import changed_by
-from conformance.tracing.edits.insertions import inserting
+from conformance.tracing.edits.insertions import detaching, inserting, scaling
 from conformance.tracing.edits.omissions import leaving_out
 from conformance.tracing.edits.operations import done_otherwise
 from conformance.tracing.edits.reductions import reduced_otherwise
@@ -42,6 +42,8 @@ COSTS = {
     read_unread: -1.0,
     **dict.fromkeys((called_otherwise, done_otherwise, reduced_otherwise, read_alike), 0.0),
     leaving_out: 1.0,
+    detaching: 1.0,
+    scaling: 2.0,
     inserting: 2.0,
     read_otherwise: 2.0,
 }
