@@ -63,6 +63,7 @@ class Adapter(ABC):
     library: ClassVar[str] = "torch"  # the array library of the framework: ``torch`` or ``jax``
     # the distribution on PyPI that installs the framework, if any
     distribution: ClassVar[str | None] = None
+    release_tags: ClassVar[str] = ""  # the beginning of a release's tag, before its version
     # folders to extract from the framework's repository; all if empty
     tree: ClassVar[tuple[str, ...]] = ()
     roots: ClassVar[tuple[str, ...]] = (".",)  # folders of that repository to import packages from

@@ -28,6 +28,7 @@ class MegatronLmAdapter(OnMegatron, InOneRun):
     engine = "megatron"
     package = "megatron"
     versions = "main since May 2026"
+    release_tags = "core_"  # other tags are years
     tree = ("megatron", *(f"{name}.py" for name in MODULES))
     dependencies = ("transformers",)
     recipes = "adapters.megatron_lm.recipe:read"

@@ -118,8 +118,10 @@ def newest_release(adapter: Adapter, repository: Path | None) -> Commit:
 
     Raises `SourceError` or `WheelError` if there is no release.
     """
-    tags = git(repository, "tag", "--list").split() if repository else []
-    releases = [(version, tag) for tag in tags if (version := _final_version(tag))]
+    prefix = adapter.release_tags
+    tags = git(repository, "tag", "--list", f"{prefix}*").split() if repository else []
+    versions = [(_final_version(tag.removeprefix(prefix)), tag) for tag in tags]
+    releases = [(version, tag) for version, tag in versions if version]
     if adapter.distribution is not None:
         published = _newest_published(adapter.distribution)
         releases += [(Version(published), f"{RELEASE}{published}")]

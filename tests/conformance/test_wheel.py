@@ -94,6 +94,20 @@ def test_newest_release_is_the_newest_of_tags_and_of_the_index(index: Path, tmp_
         newest()
 
 
+class TaggedAdapter(NativeAdapter):
+    """A toy of a framework whose releases have tags with a name."""
+
+    release_tags = "core_"
+
+
+def test_tags_without_the_name_of_releases_are_no_releases(tmp_path: Path) -> None:
+    commit(tmp_path)
+    for tag in ("core_v0.9.0", "core_v0.19.0", "23.06"):
+        subprocess.run(["git", "tag", tag], cwd=tmp_path, check=True)
+
+    assert newest_release(TaggedAdapter(), tmp_path).ref == "core_v0.19.0"
+
+
 def test_framework_on_no_index_is_refused() -> None:
     with pytest.raises(SourceError, match="no source of its own"):
         resolve(NativeAdapter(), "pypi:1.0")
