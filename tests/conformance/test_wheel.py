@@ -101,6 +101,7 @@ class TaggedAdapter(NativeAdapter):
 
 
 def test_tags_without_the_name_of_releases_are_no_releases(tmp_path: Path) -> None:
+    (tmp_path / "toy.py").touch()
     commit(tmp_path)
     for tag in ("core_v0.9.0", "core_v0.19.0", "23.06"):
         subprocess.run(["git", "tag", tag], cwd=tmp_path, check=True)
