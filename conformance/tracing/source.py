@@ -10,6 +10,7 @@ import ast
 import linecache
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -152,6 +153,25 @@ def functions_of(file: str) -> tuple[Function, ...]:
     except SyntaxError:
         return ()
     return tuple(node for node in ast.walk(tree) if isinstance(node, Function))
+
+
+def functions_named(file: str, name: str) -> Iterator[Function]:
+    """Yield the functions of a name in a file, or in the modules from which the file imports it."""
+    for one in (file, *_imported_from(file, name)):
+        yield from (function for function in functions_of(one) if function.name == name)
+
+
+@lru_cache(maxsize=256)
+def _imported_from(file: str, name: str) -> tuple[str, ...]:
+    """The files of the modules from which a file imports a name, in a folder around the file."""
+    imports = (
+        node
+        for node in ast.walk(ast.parse("".join(linecache.getlines(file))))
+        if isinstance(node, ast.ImportFrom) and name in [one.name for one in node.names]
+    )
+    paths = (f"{(one.module or '').replace('.', '/')}.py" for one in imports)
+    found = (folder / path for path in paths for folder in Path(file).parents)
+    return tuple(str(one) for one in found if one.is_file())
 
 
 def parameters(function: Function) -> list[ast.arg]:

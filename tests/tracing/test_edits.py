@@ -275,6 +275,26 @@ def test_a_call_may_lack_what_other_calls_have(tmp_path: Path, words: str, meant
     assert meant in texts[words]
 
 
+MODES = """
+def estimate(ratio, kind):
+    if kind == "k1":
+        return ratio
+    return ratio.abs() if kind in ("abs", "size") else ratio.square()
+"""
+
+
+@pytest.mark.parametrize("call", ["estimate(one, 'k1')", "estimate(one, kind='k1')"])
+def test_a_mode_may_be_another_that_the_called_function_knows(tmp_path: Path, call: str) -> None:
+    (tmp_path / "losses.py").write_text(MODES)
+    path = tmp_path / "trainer.py"
+    path.write_text(f"from losses import estimate\n\ndef loss(one):\n    return {call}\n")
+    [unit] = units(ast.parse(path.read_text()), 4)
+
+    texts = [one.edit.text for one in called_otherwise(str(path), unit, KINDS)]
+
+    assert texts == [f"return {call.replace('k1', mode)}" for mode in ("abs", "size")]
+
+
 def test_an_unread_variable_is_read_instead_or_as_well(tmp_path: Path) -> None:
     path = tmp_path / "unread.py"
     path.write_text(SEVERAL_CALLS)

@@ -9,12 +9,13 @@ from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 from conformance.tracing.edits.edited import copied, each, expression, name_of, parts, short
-from conformance.tracing.source import functions_of
+from conformance.tracing.source import functions_named, functions_of, parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from conformance.tracing.edits.edited import Edited, Kinds, Other, Unit
+    from conformance.tracing.source import Function
 
 COLLECTIVE = re.compile("(all_)?(gather|reduce)|broadcast|scatter")
 """Names of operations on tensors of several ranks."""
@@ -24,12 +25,13 @@ REDUCTION = re.compile("^reduce$|all_reduce|all_gather|gather_for_metrics")
 
 
 def called_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits of arguments: as in other calls, by their names, or swapped."""
+    """Yield edits of arguments: as in other calls, by their names, of another mode, or swapped."""
     for call in (one for one in parts(unit) if isinstance(one, ast.Call)):
         for found in (
             _as_elsewhere(call, file),
             _named_alike(call, kinds),
             _over_group(call, file),
+            _of_another_mode(call, file),
             _swapped(call, kinds),
         ):
             yield from each(file, unit, found)
@@ -91,6 +93,32 @@ def _named_alike(call: ast.Call, kinds: Kinds) -> Iterator[Other]:
         name, given = keyword.arg, ast.unparse(keyword.value)
         if name is not None and name != given and name in kinds:
             yield call, _passing(call, name, name), f"with {name}={name}"
+
+
+def _of_another_mode(call: ast.Call, file: str) -> Iterator[Other]:
+    """Yield edits of a literal to others with which the called function compares its parameter."""
+    for function in functions_named(file, name_of(call.func)):
+        names = [one.arg for one in parameters(function)]
+        given = [
+            *zip(names, call.args, strict=False),
+            *((one.arg, one.value) for one in call.keywords),
+        ]
+        for name, value in given:
+            modes = _modes(function, name) if name and _literal(value) is not None else ()
+            for text in (one for one in modes if one != _literal(value)):
+                yield value, ast.Constant(text), f"with {name}={text!r}"
+
+
+@lru_cache(maxsize=1024)
+def _modes(function: Function, parameter: str) -> tuple[str, ...]:
+    """The texts with which a function compares a parameter."""
+    compared = (
+        node
+        for node in ast.walk(function)
+        if isinstance(node, ast.Compare) and ast.unparse(node.left) == parameter
+    )
+    constants = (one for node in compared for one in ast.walk(node) if isinstance(one, ast.expr))
+    return tuple(dict.fromkeys(filter(None, map(_literal, constants))))
 
 
 def _over_group(call: ast.Call, file: str) -> Iterator[Other]:
