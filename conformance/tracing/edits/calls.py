@@ -31,7 +31,7 @@ def called_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
             _as_elsewhere(call, file),
             _named_alike(call, kinds),
             _over_group(call, file),
-            _of_another_mode(call, file),
+            _other_modes(call, file),
             _swapped(call, kinds),
         ):
             yield from each(file, unit, found)
@@ -95,7 +95,7 @@ def _named_alike(call: ast.Call, kinds: Kinds) -> Iterator[Other]:
             yield call, _passing(call, name, name), f"with {name}={name}"
 
 
-def _of_another_mode(call: ast.Call, file: str) -> Iterator[Other]:
+def _other_modes(call: ast.Call, file: str) -> Iterator[Other]:
     """Yield edits of a literal to others with which the called function compares its parameter."""
     for function in functions_named(file, name_of(call.func)):
         names = [one.arg for one in parameters(function)]

@@ -90,7 +90,7 @@ def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> l
     return search.suspects("" if is_proven else "as with a value elsewhere")
 
 
-class _Candidate(NamedTuple):
+class _RankedEdit(NamedTuple):
     """An edit that may be the intended statement."""
 
     cost: float
@@ -159,12 +159,12 @@ class _Search:
             for one in islice(filter(self._is_untried, _likeliest(beside, set())), MOST_BESIDE):
                 self._look_at(one)
 
-    def _is_untried(self, one: _Candidate) -> bool:
+    def _is_untried(self, one: _RankedEdit) -> bool:
         """Whether an edit was not tried; after a likely edit helps, no unlikely one is tried."""
         is_likely_found = any(sort in LIKELY for sort in self._sorts.values())
         return one.edited.edit not in self._tried and (one.sort in LIKELY or not is_likely_found)
 
-    def _look_at(self, one: _Candidate) -> bool:
+    def _look_at(self, one: _RankedEdit) -> bool:
         """Try an edit, unless another edit of its statement helps; whether all findings conform."""
         self._tried.add(one.edited.edit)
         unit = one.statement.unit
@@ -178,7 +178,7 @@ class _Search:
         return all(self.trials.conforms(run, edit) for run in self.runs)
 
 
-def _likeliest(several: Sequence[Statement], suspected: Set[Place]) -> Iterator[_Candidate]:
+def _likeliest(several: Sequence[Statement], suspected: Set[Place]) -> Iterator[_RankedEdit]:
     """Yield edits with their costs, the likeliest first.
 
     The cost of a statement is the logarithm of its place; statements in a function with a suspected
@@ -195,7 +195,7 @@ def _likeliest(several: Sequence[Statement], suspected: Set[Place]) -> Iterator[
     while waiting:
         cost, number, sort, one, edits = heappop(waiting)
         for edited in islice(edits, 1):
-            yield _Candidate(cost, sort, one, edited)
+            yield _RankedEdit(cost, sort, one, edited)
             heappush(waiting, (cost + COST_OF_NEXT, number, sort, one, edits))
 
 

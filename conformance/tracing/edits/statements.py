@@ -65,7 +65,7 @@ def statements(trace: Trace) -> list[Statement]:
     graph = trace.graph
     if any(graph.operation(node).name.startswith("jax.") for node in graph.nodes()):
         return []
-    kinds, of_loss = _kinds(graph), _of_loss(trace, graph)
+    kinds, of_loss = _kinds(graph), _loss_functions(trace, graph)
     found: dict[tuple[str, int, int], Statement] = {}
     for line in _lines(trace, graph):
         if (line.file, line.function) in of_loss or (scope := scope_of(line)) is None:
@@ -79,7 +79,7 @@ def statements(trace: Trace) -> list[Statement]:
     return [*found.values()]
 
 
-def _of_loss(trace: Trace, graph: Graph) -> set[tuple[str, str]]:
+def _loss_functions(trace: Trace, graph: Graph) -> set[tuple[str, str]]:
     """The functions that compute the loss, if it is the advantages that are wrong; else none."""
     if not isinstance(trace.job, TracedAdvantage):
         return set()

@@ -37,10 +37,10 @@ PLAIN = {"int", "float"}
 def read_alike(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that compute with a variable that has a similar name."""
     yield from _other_variables(file, unit, kinds, _is_alike)
-    yield from _of_another(file, unit, kinds)
+    yield from _changing_another(file, unit, kinds)
 
 
-def _of_another(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
+def _changing_another(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that change another variable in the same way, which has a similar name."""
     for text in changed_by(unit) & kinds.keys() if isinstance(unit, ast.Assign) else ():
         places = [one for one in parts(unit) if isinstance(one, ast.Name) and one.id == text]
