@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from conformance.ranks.pool import Crashed, RankPool
 
 MOST_PAINTED = {Column.REWARDS: 8, Column.VALUES: 4, Column.REFERENCE_LOG_PROBS: 4}
-"""The most samples of which one input of advantages is painted in turn."""
+"""The largest number of jobs for each painted column; each job paints another sample."""
 
 PAINTED_OF = {Column.VALUES: OF_VALUES, Column.REFERENCE_LOG_PROBS: PENALISING}
 """The estimators that read each column besides rewards."""

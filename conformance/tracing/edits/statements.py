@@ -153,10 +153,10 @@ def _far(trace: Trace, graph: Graph) -> dict[Node, int]:
         way = [one for one in way if one not in graph.trained]
     read = [one for one in graph.nodes() if graph.operation(one).name in (READ, LISTED)]
     ends: list[Node] = []
-    if _loses_gradient(trace):
-        ends = [*_stopped(graph, in_gradient=True)]
-    elif isinstance(trace.job, TracedAdvantage) and trace.job.is_nowhere:
-        ends = [*_stopped(graph, in_gradient=False)]
+    loses_gradient = _loses_gradient(trace)
+    if loses_gradient or (isinstance(trace.job, TracedAdvantage) and trace.job.is_nowhere):
+        nodes = [one for one, of_gradient in graph.painted.items() if of_gradient is loses_gradient]
+        ends = [*_stopped(graph, nodes)]
     if trace.chain is None and trace.job.metric is not None:
         ends = [*_read(graph)]
     if trace.job.is_of_all and trace.job.metric is None:
@@ -190,9 +190,9 @@ def _given_to_loss(graph: Graph) -> Iterator[Node]:
         yield from (one for one in graph.inputs(node) if not graph.operation(one).requires_grad)
 
 
-def _stopped(graph: Graph, *, in_gradient: bool) -> Iterator[Node]:
-    """Yield the nodes with the token's value, or its gradient, before one of equal size without."""
-    for node in (one for one, is_gradient in graph.painted.items() if is_gradient is in_gradient):
+def _stopped(graph: Graph, nodes: Iterable[Node]) -> Iterator[Node]:
+    """Yield those of some painted nodes that a node of equal size reads without being painted."""
+    for node in nodes:
         size = graph.operation(node).contents.size
         after = [one for one in graph.readers(node) if graph.operation(one).contents.size == size]
         if any(one not in graph.painted for one in after):

@@ -42,7 +42,7 @@ def read_alike(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
 
 def _changing_another(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that change another variable in the same way, which has a similar name."""
-    for text in changed_by(unit) & kinds.keys() if isinstance(unit, ast.Assign) else ():
+    for text in sorted(changed_by(unit) & kinds.keys()) if isinstance(unit, ast.Assign) else ():
         places = [one for one in parts(unit) if isinstance(one, ast.Name) and one.id == text]
         for other in kinds if len(places) > 1 else ():
             if (
