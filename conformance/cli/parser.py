@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 HELP = {
     "adapters": "what can be checked here: frameworks found, their modes and engines",
-    "check-adapter": "check an adapter while writing it; the exit status is 0 without mistakes, 1 with"
-    " mistakes, and 2 if the adapter cannot be loaded",
+    "check-adapter": "check an adapter while writing it; the exit status is 0 without mistakes, 1"
+    " with mistakes, and 2 if the adapter cannot be loaded",
     "cases": "the corpus as a table: the mistake that each case catches, and the rule's source",
     "plan": "the jobs of an adapter's quick plan, each with its checks and its reason",
     "trace": "the factors of a token's weight in one finding, each with the line that applied it",
