@@ -58,6 +58,17 @@ def judge(spec: CheckSpec) -> Judge:
     return judge_combined if spec.objective in SUMS else judge_weights
 
 
+def is_plainly_wrong(cell: MatrixCell, trained: Trained) -> bool:
+    """Whether a cell is a mismatch; not to explain it takes a tenth of the time.
+
+    Where only an explanation could show that a step is right, the answer is False.
+    """
+    by_mode = partial(judge_by_fixed_mode, judge(cell.spec))
+    found = judge_by_conventions(by_mode, cell.spec, replace(trained, explains=False))
+    may_be_explained = cell.spec.metric or found.rescalings or trained.description.deliberate
+    return found.verdict is Verdict.MISMATCH and not may_be_explained
+
+
 def judge_outcome(cell: MatrixCell, outcome: Outcome, jobs: FurtherJobs) -> Judgement:
     """Judges a cell by the outcome of its job, or of a job that an experiment has changed."""
     if not isinstance(outcome, Ran):

@@ -195,9 +195,12 @@ class RankPool(AbstractContextManager["RankPool"]):
         Raises:
             StartError: the framework cannot be imported.
         """
-        self._start()
         self.begin(job)
         return self.outcome()
+
+    def another(self, size: int) -> RankPool:
+        """A further pool of the same framework, with its own ranks on this machine."""
+        return RankPool(self.adapter, self.source, size, self._time_limit, self.hardware)
 
     @property
     def is_running(self) -> bool:
@@ -205,8 +208,12 @@ class RankPool(AbstractContextManager["RankPool"]):
         return bool(self._ranks)
 
     def begin(self, job: Job) -> None:
-        """Send a job to the running ranks; take its `outcome` before beginning another."""
-        assert self._ranks
+        """Send a job to the ranks; take its `outcome` before beginning another.
+
+        Raises:
+            StartError: the framework cannot be imported.
+        """
+        self._start()
         assert self._begun is None
         size = job.layout.world_size
         connections = self._connections[:size]

@@ -53,7 +53,7 @@ MOST_TRIED = 12
 SHARE_OF_A_CAUSE = 1 / 3
 """The share of the remaining time that the proof of one cause may take."""
 
-MOST_EDITED = 1500
+MOST_EDITED = 4000
 """The most edits that are tried if no value proves a line."""
 
 MOST_SHOWN = 4

@@ -74,7 +74,7 @@ class Scope:
         for function in reversed(self.functions):
             lines = [
                 node.lineno
-                for node in ast.walk(function)
+                for node in _nodes(function)
                 if isinstance(node, ast.Name) and node.id == name
                 if isinstance(node.ctx, ast.Store) and node.lineno < self.number
             ]
@@ -85,7 +85,7 @@ class Scope:
     def assignments(self) -> Iterator[tuple[str, int]]:
         """Yield the names that the line reads and its function assigns, each with a line."""
         names = set(self.names())
-        for node in ast.walk(self.functions[-1]):
+        for node in _nodes(self.functions[-1]):
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
                 yield node.id, node.lineno
 
@@ -94,7 +94,7 @@ class Scope:
         statements = self.nodes(ast.stmt)
         simple = (one for one in statements if one.lineno == self.number or not _is_compound(one))
         changed = {name for one in simple for name in _changed_by(one)} - {"self"}
-        for node in (one for one in ast.walk(self.functions[-1]) if isinstance(one, ast.Name)):
+        for node in (one for one in _nodes(self.functions[-1]) if isinstance(one, ast.Name)):
             is_read = isinstance(node.ctx, ast.Load) and node.lineno != self.number
             if is_read and node.id in changed:
                 yield node.lineno
@@ -112,7 +112,7 @@ class Scope:
         """The expressions or statements of a kind that overlap the line."""
         return [
             node
-            for node in ast.walk(self.functions[-1])
+            for node in _nodes(self.functions[-1])
             if isinstance(node, kind) and is_at(node, self.number)
         ]
 
@@ -155,6 +155,12 @@ def functions_of(file: str) -> tuple[Function, ...]:
     return tuple(node for node in ast.walk(tree) if isinstance(node, Function))
 
 
+@lru_cache(maxsize=1024)
+def _nodes(function: Function) -> tuple[ast.AST, ...]:
+    """The nodes of a function's syntax tree; kept, as each line of the function searches them."""
+    return tuple(ast.walk(function))
+
+
 def functions_named(file: str, name: str) -> Iterator[Function]:
     """Yield the functions of a name in a file, or in the modules from which the file imports it."""
     for one in (file, *_imported_from(file, name)):
@@ -185,7 +191,7 @@ def arguments_of(caller: Line, function: Function, parameter: str) -> Iterator[a
     scope = scope_of(caller)
     if scope is None:
         return
-    around = [one for one in ast.walk(scope.functions[-1]) if isinstance(one, ast.Call)]
+    around = [one for one in _nodes(scope.functions[-1]) if isinstance(one, ast.Call)]
     calls: list[ast.Call] = scope.nodes(ast.Call)
     for several in (calls, around):
         given = [_given(call, function, parameter) for call in several]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,24 +12,25 @@ import numpy as np
 
 from conformance.findings.errors import HarnessFaultError
 from conformance.findings.verdict import Verdict
-from conformance.judging.outcome import judge_outcome
+from conformance.judging.outcome import is_plainly_wrong, judge_outcome
 from conformance.judging.weights import final_weights, step_context
+from conformance.plan.checks import CHECK_SPECS
 from conformance.ranks.pool import Ran
 from conformance.runs.check import is_offered
 from conformance.tracing.placed import OrdinaryRun
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
     from adapters.contract import Job, Observation
     from adapters.contract.job import Edit, Replacement
     from conformance.expected.step_context import StepContext
+    from conformance.judging.weights import Outcome
     from conformance.plan.matrix import MatrixCell
-    from conformance.ranks.messages import Declined
-    from conformance.ranks.pool import Crashed
+    from conformance.ranks.side_by_side import SideBySide
     from conformance.runs.jobs import SharedJobs
 
 
@@ -52,6 +54,7 @@ class Trials:
     """The time, as of `time.monotonic`, at which no further run begins."""
 
     _ordinary: dict[str, OrdinaryRun | None] = field(default_factory=dict)
+    _beside: dict[str, list[MatrixCell]] = field(default_factory=dict)
 
     def ordinary(self, cell: MatrixCell) -> OrdinaryRun | None:
         """The unchanged run of a finding's job; None if it does not run or logs several steps."""
@@ -85,10 +88,13 @@ class Trials:
         )
         return all(np.array_equal(*cut) for cut in cuts)  # type: ignore[arg-type]
 
-    def _run(self, job: Job) -> Ran | Declined | Crashed:
+    def _run(self, job: Job) -> Outcome:
+        self._require_time()
+        return self.jobs.run(job)
+
+    def _require_time(self) -> None:
         if time.monotonic() > self.until:
             raise ProofTimeOverError
-        return self.jobs.run(job)
 
     def ran(self, run: OrdinaryRun, **changed: Any) -> Ran | None:
         """The outcome of a finding's job with some fields changed; None if it does not run.
@@ -114,16 +120,59 @@ class Trials:
         Raises:
             ProofTimeOverError: no time is left.
         """
-        outcome = self._run(replace(run.cell.job, replaced=replaced))
+        return self._is_right(run, self._run(replace(run.cell.job, replaced=replaced)))
+
+    def conforming(
+        self, run: OrdinaryRun, edits: Iterable[Edit], ranks: SideBySide
+    ) -> Iterator[tuple[Edit, bool]]:
+        """Yield edits in their order, each with whether a finding conforms with it.
+
+        Raises:
+            ProofTimeOverError: no time is left.
+        """
+        begun: deque[Edit] = deque()
+
+        def jobs() -> Iterator[Job]:
+            for edit in edits:
+                self._require_time()
+                begun.append(edit)
+                yield replace(run.cell.job, replaced=edit)
+
+        for outcome in ranks.outcomes(jobs()):
+            yield begun.popleft(), self._is_right(run, outcome)
+
+    def _is_right(self, run: OrdinaryRun, outcome: Outcome) -> bool:
+        """Whether a changed run of a finding's job conforms, with the tokens of the unchanged.
+
+        The other findings of the job that conform unchanged must also conform.
+        """
+        if not isinstance(outcome, Ran):
+            return False
+        cell, ran = run.cell, outcome.observations
         try:
-            if isinstance(outcome, Ran):
-                weights = self.weights(run.cell, outcome.observations)
-                is_cut_alike = self._is_cut_alike(run, outcome.observations)
-                if not (np.isfinite(weights).all() and is_cut_alike):
-                    return False
-            judged = judge_outcome(run.cell, outcome, self.jobs)
+            weights = self.weights(cell, ran)
+            is_other = cell.spec.metric is not None or not np.array_equal(weights, run.observed)
+            if not (is_other and np.isfinite(weights).all() and self._is_cut_alike(run, ran)):
+                return False
+            if is_plainly_wrong(cell, self.jobs.trained(cell.job, outcome)):
+                return False
+            others = self._conforming_beside(run)
+            return all(self._judges_right(one, outcome) for one in (cell, *others))
         except NOT_JUDGED:
             return False
+
+    def _conforming_beside(self, run: OrdinaryRun) -> list[MatrixCell]:
+        """The other findings of a run's job that conform unchanged, such as its logged numbers."""
+        cell, ordinary = run.cell, Ran(run.observations)
+        if cell.id not in self._beside:
+            same = (replace(cell, spec=spec) for spec in CHECK_SPECS)
+            others = (one for one in same if one.job_id == cell.job_id and one.id != cell.id)
+            offered = [one for one in others if is_offered(one, self.jobs.description)]
+            self._beside[cell.id] = [one for one in offered if self._judges_right(one, ordinary)]
+        return self._beside[cell.id]
+
+    def _judges_right(self, cell: MatrixCell, ran: Ran) -> bool:
+        judged = judge_outcome(cell, ran, self.jobs)
         return judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
 
     def right_in_other_modes(self, cell: MatrixCell) -> Iterator[OrdinaryRun]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -23,6 +23,7 @@ from conformance.ranks.recording.editing import span_of
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing.edits.search import edited_lines
 from conformance.tracing.finding import traced_job
+from conformance.tracing.placed import OrdinaryRun
 from conformance.tracing.proof import MOST_EDITED, Prover, candidates
 from conformance.tracing.source import Function, functions_of
 from conformance.tracing.trace import Trace
@@ -234,7 +235,13 @@ def test_the_only_edit_that_helps_proves_a_line_unless_the_factor_is_that_of_ran
     run = trials.ordinary(cell)
     assert run is not None
     helping = iter([True])
-    monkeypatch.setattr(Trials, "conforms", lambda *_: next(helping, False))
+
+    def conforming(
+        _: Trials, run: OrdinaryRun, edits: Iterable[Edit], *__: object
+    ) -> Iterator[tuple[Edit, bool]]:
+        return ((one, next(helping, False)) for one in edits)
+
+    monkeypatch.setattr(Trials, "conforming", conforming)
 
     [found] = edited_lines(trials, trace, [run])
 
@@ -313,8 +320,9 @@ def test_a_finding_conforms_only_with_the_tokens_that_it_had(jobs: SharedJobs) -
     [cell, *_] = cells("reduced", Objective.POLICY)
     trials, file = Prover(jobs).trials, str(toys.__file__)
     elsewhere = Edit(file, span_of(function_in(file, "meant").body[0]), "pass")
-    run = trials.ordinary(cell)
-    assert run is not None
+    ordinary = trials.ordinary(cell)
+    assert ordinary is not None
+    run = replace(ordinary, observed=ordinary.observed + 1)  # a change without effect proves nothing
     [context] = run.contexts
     cut = replace(context, forward_pass_of_token=context.forward_pass_of_token + 1)
 

@@ -10,7 +10,7 @@ import ast
 import copy
 import gc
 import tokenize
-from functools import cache
+from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, ClassVar
 
@@ -51,8 +51,7 @@ def _identity(code: CodeType) -> tuple[str, int]:
 
 def _compiled(edit: Edit) -> CodeType:
     """The code of the module, reduced to the function or method that is edited."""
-    module = ast.parse(_source(edit.file), edit.file)
-    _reduce(module, edit.span[0])
+    module = copy.deepcopy(_reduced(edit.file, edit.span[0]))
     _Edited(edit).visit(module)
     code: CodeType = compile(
         ast.fix_missing_locations(module), edit.file, "exec", dont_inherit=True
@@ -60,8 +59,17 @@ def _compiled(edit: Edit) -> CodeType:
     return code
 
 
+@lru_cache(maxsize=64)
+def _reduced(file: str, line: int) -> ast.Module:
+    """A module with only the function or method at a line: to compile all would take too long."""
+    with tokenize.open(file) as opened:
+        module = ast.parse(opened.read(), file)
+    _reduce(module, line)
+    return module
+
+
 def _reduce(outer: ast.Module | ast.ClassDef, line: int) -> None:
-    """Leave out code without a line, as compiling it would take most of a run's time."""
+    """Leave out code without a line."""
     inside = [
         node
         for node in outer.body
@@ -72,12 +80,6 @@ def _reduce(outer: ast.Module | ast.ClassDef, line: int) -> None:
     for node in inside:
         if isinstance(node, ast.ClassDef):
             _reduce(node, line)
-
-
-@cache
-def _source(file: str) -> str:
-    with tokenize.open(file) as opened:
-        return opened.read()
 
 
 class _Edited(ast.NodeTransformer):

@@ -8,6 +8,7 @@ from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import TYPE_CHECKING, NamedTuple
 
+from conformance.ranks.side_by_side import SideBySide
 from conformance.tracing.edits.calls import called_otherwise
 from conformance.tracing.edits.edited import changed_by
 from conformance.tracing.edits.insertions import detaching, inserting, scaling
@@ -20,7 +21,7 @@ from conformance.tracing.suspects.reasons import Suspect, extent
 from conformance.tracing.trials import ProofTimeOverError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence, Set
+    from collections.abc import Iterable, Iterator, Sequence, Set
 
     from adapters.contract.job import Edit
     from conformance.tracing.edits.edited import Edited, Sort, Unit
@@ -78,13 +79,17 @@ def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> l
     Raises:
         ProofTimeOverError: no time was left to find an edit.
     """
-    search, weight = _Search(trials, runs), trace.weight
-    try:
-        search.look_everywhere(statements(trace), {_function(one) for one in trace.suspects})
-    except ProofTimeOverError:
-        if not search.found:
-            raise
-        return search.suspects("and other lines were not tried for want of time")
+    if not trials.most_edited:
+        return []
+    several, suspected = statements(trace), {_function(one) for one in trace.suspects}
+    with SideBySide(trials.jobs.pool, runs[0].cell.layout.world_size) as ranks:
+        search, weight = _Search(trials, runs, ranks), trace.weight
+        try:
+            search.look_everywhere(several, suspected)
+        except ProofTimeOverError:
+            if not search.found:
+                raise
+            return search.suspects("and other lines were not tried for want of time")
     is_off_by_size = weight is not None and weight.is_off_by_size
     is_proven = len(search.told) == 1 and (search.reads_another or not is_off_by_size)
     return search.suspects("" if is_proven else "as with a value elsewhere")
@@ -105,6 +110,7 @@ class _Search:
 
     trials: Trials
     runs: Sequence[OrdinaryRun]
+    ranks: SideBySide
     found: dict[Unit, tuple[Statement, Edited]] = field(default_factory=dict)
     """The first edit of each statement with which all findings conform."""
 
@@ -149,33 +155,46 @@ class _Search:
             ProofTimeOverError: no time is left.
         """
         edits = iter(filter(self._is_untried, _likeliest(several, suspected)))
-        for one in islice(edits, self.trials.most_edited):
-            if self._look_at(one):
-                break
-        for one in islice(edits, MOST_BEYOND if self.found else 0):
-            self._look_at(one)
+        any(self._look_at(islice(edits, self.trials.most_edited)))
+        if self.found:
+            self._look_at_all(islice(edits, MOST_BEYOND))
         for found, _ in self.told if len(self.told) == 1 else ():
             beside = [other for other in several if other.is_beside(found)]
-            for one in islice(filter(self._is_untried, _likeliest(beside, set())), MOST_BESIDE):
-                self._look_at(one)
+            further = filter(self._is_untried, _likeliest(beside, set()))
+            self._look_at_all(islice(further, MOST_BESIDE))
 
     def _is_untried(self, one: _RankedEdit) -> bool:
-        """Whether an edit was not tried; after a likely edit helps, no unlikely one is tried."""
+        return one.edited.edit not in self._tried and self._is_wanted(one)
+
+    def _is_wanted(self, one: _RankedEdit) -> bool:
+        """Whether no edit of the statement helps, nor a likely edit if this is an unlikely one."""
         is_likely_found = any(sort in LIKELY for sort in self._sorts.values())
-        return one.edited.edit not in self._tried and (one.sort in LIKELY or not is_likely_found)
+        is_likely = one.sort in LIKELY or not is_likely_found
+        return is_likely and one.statement.unit not in self.found
 
-    def _look_at(self, one: _RankedEdit) -> bool:
-        """Try an edit, unless another edit of its statement helps; whether all findings conform."""
-        self._tried.add(one.edited.edit)
-        unit = one.statement.unit
-        is_right = unit not in self.found and self._holds(one.edited.edit)
-        if is_right:
-            self.found[unit] = one.statement, one.edited
-            self._sorts[unit] = one.sort
-        return is_right
+    def _look_at_all(self, several: Iterable[_RankedEdit]) -> None:
+        for _ in self._look_at(several):
+            pass
 
-    def _holds(self, edit: Edit) -> bool:
-        return all(self.trials.conforms(run, edit) for run in self.runs)
+    def _look_at(self, several: Iterable[_RankedEdit]) -> Iterator[bool]:
+        """Try edits, the next ones at the same time, and yield whether all findings conform."""
+        begun: dict[Edit, _RankedEdit] = {}
+
+        def edits() -> Iterator[Edit]:
+            for one in several:
+                self._tried.add(one.edited.edit)
+                begun[one.edited.edit] = one
+                yield one.edited.edit
+
+        first, *others = self.runs
+        for edit, is_right in self.trials.conforming(first, edits(), self.ranks):
+            one = begun.pop(edit)
+            helps = is_right and self._is_wanted(one)
+            helps = helps and all(self.trials.conforms(run, edit) for run in others)
+            if helps:
+                self.found[one.statement.unit] = one.statement, one.edited
+                self._sorts[one.statement.unit] = one.sort
+            yield helps
 
 
 def _likeliest(several: Sequence[Statement], suspected: Set[Place]) -> Iterator[_RankedEdit]:
