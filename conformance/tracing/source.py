@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
+EXTENDING = ("append", "extend", "insert")
+"""Methods that extend a list."""
+
 FURTHEST = 4
 """The most functions through which a name is followed."""
 
@@ -83,9 +86,12 @@ class Scope:
         return None
 
     def assignments(self) -> Iterator[tuple[str, int]]:
-        """Yield the names that the line reads and its function assigns, each with a line."""
+        """Yield the names that the line reads and its function changes, each with a line."""
         names = set(self.names())
         for node in _nodes(self.functions[-1]):
+            extended = _extended_by(node)
+            if extended in names:
+                yield extended, node.lineno  # type: ignore[attr-defined]
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in names:
                 yield node.id, node.lineno
 
@@ -122,6 +128,13 @@ def scope_of(line: Line) -> Scope | None:
     """The scope of a line; None if the line is in no function."""
     around = [one for one in functions_of(line.file) if is_at(one, line.number)]
     return Scope(tuple(around), line.number) if around else None
+
+
+def _extended_by(node: ast.AST) -> str:
+    """The list that a call extends; empty for any other node."""
+    function = node.func if isinstance(node, ast.Call) else None
+    is_method = isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name)
+    return function.value.id if is_method and function.attr in EXTENDING else ""  # type: ignore[union-attr]
 
 
 def _is_compound(statement: ast.stmt) -> bool:

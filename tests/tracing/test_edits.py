@@ -19,9 +19,10 @@ from conformance.ranks.recording.editing import Editing
 from conformance.ranks.recording.variables import look_at
 from conformance.tracing.edits.calls import called_otherwise
 from conformance.tracing.edits.edited import Edited, units
+from conformance.tracing.edits.elsewhere import written_elsewhere
 from conformance.tracing.edits.insertions import detaching, inserting, scaling
 from conformance.tracing.edits.omissions import leaving_out
-from conformance.tracing.edits.operations import done_otherwise
+from conformance.tracing.edits.operations import done_otherwise, done_twice
 from conformance.tracing.edits.reductions import reduced_otherwise
 from conformance.tracing.edits.values import read_alike, read_otherwise, read_unread
 
@@ -36,6 +37,7 @@ SORTS = (
     scaling,
     inserting,
     read_otherwise,
+    done_twice,
 )
 
 KINDS = {
@@ -192,6 +194,29 @@ def edited(text: str) -> dict[str, str]:
             "torch.where(other > 0, low, high)",
         ),
         ("count = len(rows)", "minus 1", "count = len(rows) - 1"),
+        ("(one * mask).sum() ** 2", "with ** before the sum", "((one * mask) ** 2).sum()"),
+        ("one.sigmoid() * other", "with / old_one as well", "one.sigmoid() * other / old_one"),
+        ("old_one = f(other)", "with + one as well", "old_one = f(other) + one"),
+        ("one * mask", "with other where mask is 0", "one * mask + other * (1 - mask)"),
+        ("one.mean().expand_as(other)", "without mean and expand_as", "one"),
+        ("one.masked_fill(is_on, 0)", "with its result assigned to one", None),
+        ("one[is_on].mul_(2)", "with its result assigned to an operand", None),
+        (
+            "one[is_on][other[is_on] > low] = 0",
+            "with both conditions in one index of one",
+            "one[is_on & (other > low)] = 0",
+        ),
+        (
+            "torch.lerp(one, other, condition=one > 1)",
+            "with the first value where other > 0",
+            "torch.lerp(one, other, condition=other > 0)",
+        ),
+        (
+            "std(rewards.view(count, -1), dim=0)",
+            "with the arguments count and -1 swapped and with 1 instead of 0",
+            "std(rewards.view(-1, count), dim=1)",
+        ),
+        ("(one > 0) & (other < 0)", "with | instead of & and with >= instead of >", None),
         (
             "ratio = new_log - old_log",
             "with the exponential of -",
@@ -325,6 +350,41 @@ def test_an_unread_condition_holds_as_well_or_not(tmp_path: Path) -> None:
     texts = [one.edit.text for one in read_unread(str(path), unit, kinds)]
 
     assert "return one & ~low & ~above" in texts
+
+
+ASSIGNED_ELSEWHERE = """
+def group_mean(scores, index):
+    for i in range(len(index)):
+        count = len(scores[index[i]])
+
+def group_std(scores, index, size, low, high, weights):
+    for i in range(len(index)):
+        count = size
+        is_low = weights[index[i]] < low - 1
+        is_high = weights[index[i]] > low + 1
+    return weights
+
+def of_batch(groups):
+    count = len(groups)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "meant"),
+    [
+        (8, ["count = len(scores[index[i]])"]),
+        (10, ["is_high = weights[index[i]] < low - 1"]),
+    ],
+)
+def test_an_expression_may_be_meant_as_the_file_has_it_elsewhere(
+    tmp_path: Path, number: int, meant: list[str]
+) -> None:
+    """Only if all of its variables are known at the line."""
+    path = tmp_path / "elsewhere.py"
+    path.write_text(ASSIGNED_ELSEWHERE)
+    [unit] = units(ast.parse(path.read_text()), number)
+
+    assert [one.edit.text for one in written_elsewhere(str(path), unit, KINDS)] == meant
 
 
 REDUCED_ELSEWHERE = """

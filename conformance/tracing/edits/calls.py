@@ -8,7 +8,15 @@ from functools import lru_cache
 from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
-from conformance.tracing.edits.edited import copied, each, expression, name_of, parts, short
+from conformance.tracing.edits.edited import (
+    copied,
+    each,
+    expression,
+    integer,
+    name_of,
+    parts,
+    short,
+)
 from conformance.tracing.source import functions_named, functions_of, parameters
 
 if TYPE_CHECKING:
@@ -32,7 +40,7 @@ def called_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
             _named_alike(call, kinds),
             _over_group(call, file),
             _other_modes(call, file),
-            _swapped(call, kinds),
+            swapped(call, kinds),
         ):
             yield from each(file, unit, found)
 
@@ -162,7 +170,7 @@ def reductions(file: str) -> tuple[tuple[str, bool], ...]:
     return tuple(found.items())
 
 
-def _swapped(call: ast.Call, kinds: Kinds) -> Iterator[Other]:
+def swapped(call: ast.Call, kinds: Kinds) -> Iterator[Other]:
     """Yield edits that swap two arguments of one kind, adjacent ones unless passed by name."""
     for one, other in pairwise(call.args):
         if _kind(one, kinds) == _kind(other, kinds):
@@ -180,5 +188,5 @@ def _swapped(call: ast.Call, kinds: Kinds) -> Iterator[Other]:
 
 
 def _kind(node: ast.expr, kinds: Kinds) -> str | None:
-    """The kind of a variable; None for any other expression."""
-    return kinds.get(ast.unparse(node))
+    """The kind of a variable or an integer; None for any other expression."""
+    return kinds.get(ast.unparse(node)) or (None if integer(node) is None else "int")

@@ -104,7 +104,7 @@ def _replacing(tree: Any, replaced: Sequence[tuple[ast.AST, ast.AST]]) -> Any:
     """A copy of a syntax tree in which some nodes are replaced."""
     for old, new in replaced:
         if tree is old:
-            return new
+            return _replacing(new, [one for one in replaced if one[0] is not old])
     if isinstance(tree, list):
         return [_replacing(one, replaced) for one in tree]
     if not isinstance(tree, ast.AST):
@@ -151,7 +151,7 @@ def name_of(node: ast.AST) -> str:
 
 def short(node: ast.AST) -> str:
     """A short text for an expression: its name or number, or else only its kind."""
-    if isinstance(node, (ast.Name, ast.Constant)):
+    if isinstance(node, (ast.Name, ast.Constant)) or integer(node) is not None:
         return ast.unparse(node)
     if isinstance(node, ast.Call):
         return f"{name_of(node.func)}()"

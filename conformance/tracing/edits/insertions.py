@@ -49,6 +49,8 @@ def scaling(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
         *(_masked(part, kinds) for part in several),
         _multiplied(unit, kinds),
         *(_scaled(part, kinds) for part in several),
+        *(_otherwise_kept(part, kinds) for part in several),
+        _added(unit, kinds),
     )
     for each_found in found:
         yield from each(file, unit, each_found)
@@ -118,8 +120,9 @@ def _scaled(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
         if name in ast.unparse(node):
             continue
         if isinstance(node.op, (ast.Mult, ast.Div)) and (is_count or kind in shapes):
-            scaled = ast.BinOp(node, node.op, expression(name))
-            yield node, scaled, f"with {SIGNS[type(node.op)]} {name} as well"
+            for operator in (node.op, ast.Div() if isinstance(node.op, ast.Mult) else ast.Mult()):
+                scaled = ast.BinOp(node, operator, expression(name))
+                yield node, scaled, f"with {SIGNS[type(operator)]} {name} as well"
         elif isinstance(node.op, (ast.Add, ast.Sub)) and (is_count or "mask" in name):
             for one in (each for each in operands if not isinstance(each, ast.Constant)):
                 product = ast.BinOp(one, ast.Mult(), expression(name))
@@ -223,6 +226,28 @@ def _multiplied(unit: Unit, kinds: Kinds) -> Iterator[Other]:
         if name != target and (is_count or (name in read and kind == kinds.get(target))):
             for sign, words in (("/", "divided"), ("*", "multiplied")):
                 yield value, expression(f"({text}) {sign} {name}"), f"{words} by {name}"
+
+
+def _added(unit: Unit, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits that add a variable of the same kind, subtract it, or multiply by it."""
+    value = getattr(unit, "value", None)
+    kind = kinds.get(ast.unparse(unit.targets[0]), "") if isinstance(unit, ast.Assign) else ""
+    if value is None or not kind.startswith("numbers of ("):
+        return
+    text = ast.unparse(value)
+    for sign in ("+", "-", "*"):
+        for name in (one for one in kinds if kinds[one] == kind):
+            yield value, expression(f"({text}) {sign} {name}"), f"with {sign} {name} as well"
+
+
+def _otherwise_kept(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits of a product with a mask that keep another value where the mask is 0."""
+    mask = node.right if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) else None
+    text = "" if mask is None else ast.unparse(mask)
+    for name in kinds if "mask" in text else ():
+        if kinds[name].startswith("numbers of (") and "mask" not in name:
+            both = expression(f"{ast.unparse(node)} + {name} * (1 - {text})")
+            yield node, both, f"with {name} where {text} is 0"
 
 
 def _masks(kinds: Kinds, shape: str) -> Iterator[str]:

@@ -67,6 +67,10 @@ def _left_out(node: ast.AST) -> Iterator[Other]:
         operands = [*([] if is_of_module(node.func) else [node.func.value]), *node.args]  # type: ignore[attr-defined]
         if name in LEFT_OUT and operands:
             yield node, operands[0], f"without {name}"
+        inner = node.func.value if isinstance(node.func, ast.Attribute) else None
+        if isinstance(inner, ast.Call) and not is_of_module(inner.func):
+            words = f"without {name_of(inner.func)} and {name}"
+            yield node, inner.func.value, words  # type: ignore[attr-defined]
         if COLLECTIVE.match(name) and node.args:
             yield node, node.args[0], f"without {name}"
         if name == "where" and len(node.args) == 3:

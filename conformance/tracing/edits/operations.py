@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import ast
+from itertools import combinations
 from typing import TYPE_CHECKING
 
+from conformance.tracing.edits.calls import swapped
 from conformance.tracing.edits.edited import (
     SIGNS,
     constant,
     copied,
     each,
+    edited,
     expression,
     integer,
     is_of_module,
@@ -65,6 +68,23 @@ UNORDERED = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr)
 """Commutative operators: swapping operands is no edit, and either operand may be left out."""
 
 
+def done_twice(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
+    """Yield edits with two other operations, or with one and another position or number."""
+    others = [
+        other
+        for part in parts(unit)
+        for found in (_operated(part), _placed(part), _swapped(part, kinds))
+        for other in found
+    ]
+    for (one, new, words), (another, newer, further) in combinations(others, 2):
+        if one is not another:
+            yield edited(file, unit, [(one, new), (another, newer)], f"{words} and {further}")
+
+
+def _swapped(part: ast.AST, kinds: Kinds) -> Iterator[Other]:
+    return swapped(part, kinds) if isinstance(part, ast.Call) else iter(())
+
+
 def done_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits with other operations on the same values, or with neighbouring numbers.
 
@@ -77,6 +97,7 @@ def done_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
         *map(_placed, several),
         *(_chosen(part, kinds) for part in several),
         _assigned(unit, kinds),
+        _kept(unit),
     ):
         yield from each(file, unit, found)
 
@@ -93,6 +114,9 @@ def _operated(node: ast.AST) -> Iterator[Other]:
             yield node, swapped, f"with the operands of {sign} swapped"
         for operator in COMBINED.get(type(node.op), ()):
             yield node, copied(node, op=operator()), f"with {SIGNS[operator]} instead of {sign}"
+        if isinstance(node.op, ast.Pow) and _operand_of_sum(node.left) is not None:
+            powers = copied(node, left=_operand_of_sum(node.left))
+            yield node, _applied(node.left, powers), "with ** before the sum"  # type: ignore[arg-type]
         if isinstance(node.op, ast.FloorDiv):
             negative = copied(node, left=ast.UnaryOp(ast.USub(), node.left))
             yield node, ast.UnaryOp(ast.USub(), negative), "with // rounded up"
@@ -136,10 +160,9 @@ def _chosen(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
     else:
         operands = [node.left, node.right] if is_operator else []  # type: ignore[attr-defined]
     if isinstance(node, ast.Call) and name_of(node.func) == "where" and len(node.args) == 3:
-        for name in (each for each in kinds if kinds[each].startswith("numbers of (")):
-            for sign in (">", "<"):
-                positive = copied(node, args=[expression(f"{name} {sign} 0"), *node.args[1:]])
-                yield node, positive, f"with the first value where {name} {sign} 0"
+        yield from _positive(node.args[0], kinds)
+    elif isinstance(node, ast.keyword) and node.arg == "condition":
+        yield from _positive(node.value, kinds)
     if len(operands) == 2:
         one, other = operands
         read = {ast.unparse(each) for each in operands}
@@ -152,11 +175,25 @@ def _chosen(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
                 yield node, chosen, f"with {short(first)} where {name}, else {short(second)}"
 
 
+def _positive(condition: ast.expr, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits of a condition to the sign of a tensor."""
+    for name in (one for one in kinds if kinds[one].startswith("numbers of (")):
+        for sign in (">", "<"):
+            words = f"with the first value where {name} {sign} 0"
+            yield condition, expression(f"{name} {sign} 0"), words
+
+
 def _operand(call: ast.Call) -> ast.expr | None:
     """The value that a call computes with: the method's, or else the function's first argument."""
     if is_of_module(call.func):
         return call.args[0] if call.args else None
     return call.func.value  # type: ignore[attr-defined, no-any-return]
+
+
+def _operand_of_sum(node: ast.expr) -> ast.expr | None:
+    """The value that an expression sums or averages; None for any other expression."""
+    is_sum = isinstance(node, ast.Call) and name_of(node.func) in ("sum", "mean")
+    return _operand(node) if is_sum else None  # type: ignore[arg-type]
 
 
 def _applied(call: ast.Call, operand: ast.expr) -> Any:
@@ -233,6 +270,24 @@ def _assigned(unit: ast.AST, kinds: Kinds) -> Iterator[Other]:
         [target, *_] = unit.targets
         added = ast.AugAssign(target, ast.Add(), unit.value)  # type: ignore[arg-type]
         yield unit, added, "with += instead of ="
+
+
+def _kept(unit: ast.AST) -> Iterator[Other]:
+    """Yield edits of a statement whose result is lost to one that keeps the result."""
+    call = unit.value if isinstance(unit, ast.Expr) else None
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+        changed, name = call.func.value, call.func.attr
+        is_changed_itself = isinstance(changed, ast.Name) and name.endswith("_")
+        if isinstance(changed, (ast.Name, ast.Subscript)) and not is_changed_itself:
+            kept = copied(call, func=copied(call.func, attr=name.rstrip("_")))
+            text = f"{ast.unparse(changed)} = {ast.unparse(kept)}"
+            yield unit, ast.parse(text).body[0], f"with its result assigned to {short(changed)}"
+    target = unit.targets[0] if isinstance(unit, ast.Assign) else getattr(unit, "target", None)
+    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Subscript):
+        of, first = ast.unparse(target.value.value), ast.unparse(target.value.slice)
+        second = ast.unparse(target.slice).replace(f"[{first}]", "")
+        both = expression(f"{of}[({first}) & ({second})]")
+        yield target, copied(both, ctx=ast.Store()), f"with both conditions in one index of {of}"
 
 
 def _value_of(target: ast.expr) -> str:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from conformance.ranks.side_by_side import SideBySide
 from conformance.tracing.edits.calls import called_otherwise
 from conformance.tracing.edits.edited import changed_by
+from conformance.tracing.edits.elsewhere import written_elsewhere
 from conformance.tracing.edits.insertions import detaching, inserting, scaling
 from conformance.tracing.edits.omissions import leaving_out
-from conformance.tracing.edits.operations import done_otherwise
+from conformance.tracing.edits.operations import done_otherwise, done_twice
 from conformance.tracing.edits.reductions import reduced_otherwise
 from conformance.tracing.edits.statements import statements
 from conformance.tracing.edits.values import read_alike, read_otherwise, read_unread
@@ -42,11 +43,13 @@ READING = (read_unread, read_alike, read_otherwise)
 COSTS = {
     read_unread: -1.0,
     **dict.fromkeys((called_otherwise, done_otherwise, reduced_otherwise, read_alike), 0.0),
+    written_elsewhere: 1.0,
     leaving_out: 1.0,
     detaching: 1.0,
     scaling: 2.0,
     inserting: 2.0,
     read_otherwise: 2.0,
+    done_twice: 3.0,
 }
 """The costs of edits by sort; an edit of 1 more is tried as late as if its line were twice as far.
 
