@@ -134,14 +134,14 @@ class RankTrace:
     ``roots`` are the indices of the tensors that backward passes began with, and ``gradients``
     those of the tensors from which adapters read the probe's gradient. ``cuts`` has the lines that
     cut out each part of a tensor that was read, by the index of the operation that read it.
-    ``kinds`` are the kinds of values in the variables of functions, by file and function name.
+    ``kinds`` are the kinds of values in the variables of functions, by file and first line.
     """
 
     operations: tuple[Operation, ...] = ()
     cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
-    kinds: Annotated[dict[tuple[str, str], dict[str, str]], Field(exclude=True)] = field(
+    kinds: Annotated[dict[tuple[str, int], dict[str, str]], Field(exclude=True)] = field(
         default_factory=dict
     )
 

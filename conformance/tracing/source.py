@@ -193,6 +193,11 @@ def _imported_from(file: str, name: str) -> tuple[str, ...]:
     return tuple(str(one) for one in found if one.is_file())
 
 
+def first_line(function: Function) -> int:
+    """The first line of a function, which is that of its first decorator if it has any."""
+    return min(one.lineno for one in (function, *function.decorator_list))
+
+
 def parameters(function: Function) -> list[ast.arg]:
     """The parameters of a function, except ``*args`` and ``**kwargs``."""
     given = function.args

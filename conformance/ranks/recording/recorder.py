@@ -82,7 +82,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     _roots: dict[int, int] = field(default_factory=dict)
     _gradients: list[int] = field(default_factory=list)
-    _kinds: dict[tuple[str, str], dict[str, str | None]] = field(
+    _kinds: dict[tuple[str, int], dict[str, str | None]] = field(
         default_factory=lambda: defaultdict(dict)
     )
     _looked_at: set[Line] = field(default_factory=set)
@@ -215,7 +215,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if line not in self._looked_at:
                 self._looked_at.add(line)
                 with _unseen():
-                    look_at(frame, self._kinds[line.file, line.function])
+                    look_at(frame, self._kinds[line.file, frame.f_code.co_firstlineno])
 
     def _completes_collective(self, func: Any, args: Any) -> bool:
         """Whether an operation is gloo's own copy of a collective's result to its destination."""

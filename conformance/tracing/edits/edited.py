@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections import deque
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from adapters.contract.job import Edit
 from conformance.ranks.recording.editing import span_of
@@ -22,8 +24,15 @@ if TYPE_CHECKING:
     Kinds = Mapping[str, str]
     """The kinds of the values that a statement can read, by the expressions for them."""
 
+_Item = TypeVar("_Item")
+
 SCALAR = re.compile(r"int|float|(numbers|integers) of \(\)")
 """Kinds of values that may be a count or a factor."""
+
+WORD = re.compile(r"[a-z]{2,}")
+
+LAST = re.compile(r"[^.\[]*$")
+"""The last name of a value, after the names of the objects that have it."""
 
 SIGNS = {
     getattr(ast, name): sign
@@ -74,6 +83,31 @@ def units(function: ast.AST, number: int) -> list[Unit]:
     header = (one for one in ast.iter_child_nodes(innermost) if not isinstance(one, ast.stmt))
     several = (one.context_expr if isinstance(one, ast.withitem) else one for one in header)
     return [one for one in several if isinstance(one, ast.expr) and is_at(one, number)]
+
+
+def in_turn(several: Iterable[Iterator[_Item]]) -> Iterator[_Item]:
+    """Yield the first item of each iterator, then the second items, and so on."""
+    waiting = deque(several)
+    while waiting:
+        one = waiting.popleft()
+        for item in islice(one, 1):
+            yield item
+            waiting.append(one)
+
+
+def likeliest(kinds: Kinds, node: ast.AST) -> list[str]:
+    """The values that an expression can read, those that it is likeliest to lack first.
+
+    These are the values that it reads, then those whose names share a word with it, then variables.
+    """
+    read = {ast.unparse(one) for one in ast.walk(node) if isinstance(one, ast.expr)}
+    words = {word for text in read for word in WORD.findall(text.lower())}
+
+    def place(text: str) -> int:
+        is_alike = not words.isdisjoint(WORD.findall(LAST.findall(text)[0].lower()))
+        return 0 if text in read else 1 if is_alike else 2 if text.isidentifier() else 3
+
+    return sorted(kinds, key=place)
 
 
 def each(file: str, unit: Unit, found: Iterable[Other]) -> Iterator[Edited]:

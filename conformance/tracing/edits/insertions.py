@@ -7,7 +7,17 @@ import re
 from typing import TYPE_CHECKING
 
 from conformance.tracing.edits.calls import reductions
-from conformance.tracing.edits.edited import SCALAR, SIGNS, each, expression, name_of, parts, short
+from conformance.tracing.edits.edited import (
+    SCALAR,
+    SIGNS,
+    each,
+    expression,
+    in_turn,
+    likeliest,
+    name_of,
+    parts,
+    short,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,8 +46,7 @@ REDUCING = re.compile("sum|mean|max|min|amax|amin|std|var|norm|.*reduce.*")
 
 def detaching(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that detach an operand from the gradient."""
-    for part in parts(unit):
-        yield from each(file, unit, _detached(part, kinds))
+    yield from each(file, unit, in_turn(_detached(part, kinds) for part in parts(unit)))
 
 
 def scaling(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
@@ -49,11 +58,10 @@ def scaling(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
         *(_masked(part, kinds) for part in several),
         _multiplied(unit, kinds),
         *(_scaled(part, kinds) for part in several),
-        *(_otherwise_kept(part, kinds) for part in several),
+        *(_otherwise_kept(part, unit, kinds) for part in several),
         _added(unit, kinds),
     )
-    for each_found in found:
-        yield from each(file, unit, each_found)
+    yield from each(file, unit, in_turn(found))
 
 
 def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
@@ -67,8 +75,7 @@ def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
         *(_raised(part, kinds) for part in several),
         *map(_reversed, several),
     )
-    for each_found in found:
-        yield from each(file, unit, each_found)
+    yield from each(file, unit, in_turn(found))
 
 
 def _reversed(node: ast.AST) -> Iterator[Other]:
@@ -115,12 +122,12 @@ def _scaled(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
         return
     operands = [node.left, node.right]
     shapes = {kinds.get(ast.unparse(one)) for one in operands}
-    for name, kind in kinds.items():
+    other = ast.Div() if isinstance(node.op, ast.Mult) else ast.Mult()
+    for name in likeliest(kinds, node):
+        kind = kinds[name]
         is_count = kind in ("int", "float") and COUNTS.search(name) is not None
-        if name in ast.unparse(node):
-            continue
         if isinstance(node.op, (ast.Mult, ast.Div)) and (is_count or kind in shapes):
-            for operator in (node.op, ast.Div() if isinstance(node.op, ast.Mult) else ast.Mult()):
+            for operator in (other,) if name in ast.unparse(node) else (node.op, other):
                 scaled = ast.BinOp(node, operator, expression(name))
                 yield node, scaled, f"with {SIGNS[type(operator)]} {name} as well"
         elif isinstance(node.op, (ast.Add, ast.Sub)) and (is_count or "mask" in name):
@@ -221,7 +228,8 @@ def _multiplied(unit: Unit, kinds: Kinds) -> Iterator[Other]:
     for name in _masks(kinds, shape):
         yield value, expression(f"({text}) * {name}"), f"multiplied by {name}"
     read = {ast.unparse(one) for one in ast.walk(value) if isinstance(one, ast.expr)}
-    for name, kind in kinds.items():
+    for name in likeliest(kinds, unit):
+        kind = kinds[name]
         is_count = SCALAR.fullmatch(kind) is not None and COUNTS.search(name) is not None
         if name != target and (is_count or (name in read and kind == kinds.get(target))):
             for sign, words in (("/", "divided"), ("*", "multiplied")):
@@ -232,19 +240,20 @@ def _added(unit: Unit, kinds: Kinds) -> Iterator[Other]:
     """Yield edits that add a variable of the same kind, subtract it, or multiply by it."""
     value = getattr(unit, "value", None)
     kind = kinds.get(ast.unparse(unit.targets[0]), "") if isinstance(unit, ast.Assign) else ""
-    if value is None or not kind.startswith("numbers of ("):
+    if not isinstance(unit, (ast.Assign, ast.Return)) or value is None:
         return
-    text = ast.unparse(value)
-    for sign in ("+", "-", "*"):
-        for name in (one for one in kinds if kinds[one] == kind):
+    text, read = ast.unparse(value), {ast.unparse(one) for one in ast.walk(value)}
+    for name in likeliest(kinds, value):
+        is_alike = kinds[name] == kind or (not kind and name in read)
+        for sign in ("+", "-", "*") if is_alike and kinds[name].startswith("numbers of (") else ():
             yield value, expression(f"({text}) {sign} {name}"), f"with {sign} {name} as well"
 
 
-def _otherwise_kept(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
+def _otherwise_kept(node: ast.AST, unit: Unit, kinds: Kinds) -> Iterator[Other]:
     """Yield edits of a product with a mask that keep another value where the mask is 0."""
     mask = node.right if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult) else None
     text = "" if mask is None else ast.unparse(mask)
-    for name in kinds if "mask" in text else ():
+    for name in likeliest(kinds, unit) if "mask" in text else ():
         if kinds[name].startswith("numbers of (") and "mask" not in name:
             both = expression(f"{ast.unparse(node)} + {name} * (1 - {text})")
             yield node, both, f"with {name} where {text} is 0"

@@ -10,6 +10,7 @@ from conformance.tracing.edits.edited import (
     SIGNS,
     copied,
     each,
+    in_turn,
     is_of_module,
     name_of,
     parts,
@@ -44,13 +45,8 @@ OPTIONAL = ("group", "mask", "max", "min", "op", "reduction", "weights")
 def leaving_out(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that leave out an operation, an argument, parentheses or the whole statement."""
     several = [*parts(unit)]
-    for found in (
-        *map(_left_out, several),
-        _nothing(unit),
-        _decided(unit),
-        *map(_regrouped, several),
-    ):
-        yield from each(file, unit, found)
+    found = (*map(_left_out, several), _nothing(unit), _decided(unit), *map(_regrouped, several))
+    yield from each(file, unit, in_turn(found))
 
 
 def _left_out(node: ast.AST) -> Iterator[Other]:

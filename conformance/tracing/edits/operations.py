@@ -14,6 +14,7 @@ from conformance.tracing.edits.edited import (
     each,
     edited,
     expression,
+    in_turn,
     integer,
     is_of_module,
     name_of,
@@ -91,15 +92,15 @@ def done_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     ``kinds`` are the kinds of the values that the statement can read.
     """
     several = [*parts(unit)]
-    for found in (
+    found = (
         *map(_operated, several),
         *map(_nested, several),
         *map(_placed, several),
         *(_chosen(part, kinds) for part in several),
         _assigned(unit, kinds),
         _kept(unit),
-    ):
-        yield from each(file, unit, found)
+    )
+    yield from each(file, unit, in_turn(found))
 
 
 def _operated(node: ast.AST) -> Iterator[Other]:

@@ -10,6 +10,7 @@ from conformance.tracing.edits.edited import (
     copied,
     each,
     expression,
+    in_turn,
     integer,
     name_of,
     parts,
@@ -34,11 +35,14 @@ DIMENSIONS = ("dim", "axis")
 
 def reduced_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits of sums, means and counts to those over other entries."""
-    for part in parts(unit):
-        for found in (_weighted(part, kinds), _averaged(part), _counted(part, kinds)):
-            yield from each(file, unit, found)
-    for part in parts(unit):
-        yield from each(file, unit, _as_beside(part, unit, file, kinds))
+    several = [*parts(unit)]
+    found = (
+        *(_weighted(part, kinds) for part in several),
+        *map(_averaged, several),
+        *(_counted(part, kinds) for part in several),
+        *(_as_beside(part, unit, file, kinds) for part in several),
+    )
+    yield from each(file, unit, in_turn(found))
 
 
 def _weighted(node: ast.AST, kinds: Kinds) -> Iterator[Other]:

@@ -18,7 +18,7 @@ from conformance.findings.trace import LISTED, READ, Line
 from conformance.tracing.edits.edited import name_of, units
 from conformance.tracing.graph import is_close
 from conformance.tracing.rewards import TracedAdvantage
-from conformance.tracing.source import functions_of, scope_of
+from conformance.tracing.source import first_line, functions_of, scope_of
 from conformance.tracing.suspects.reasons import MOST
 from conformance.tracing.wrong_weight import is_own
 
@@ -73,7 +73,7 @@ def statements(trace: Trace) -> list[Statement]:
         for unit in units(scope.functions[-1], line.number):
             key = line.file, unit.lineno, unit.col_offset
             if key not in found:
-                known = kinds.get((line.file, line.function), {})
+                known = kinds.get((line.file, first_line(scope.functions[-1])), {})
                 bound = _bound(known, scope.functions[-1], unit.lineno)
                 found[key] = Statement(line, unit, bound)
     return [*found.values()]
@@ -98,9 +98,9 @@ def _bound(kinds: Kinds, function: ast.AST, number: int) -> dict[str, str]:
     return {text: kind for text, kind in kinds.items() if first.get(roots[text], 0) < number}
 
 
-def _kinds(graph: Graph) -> dict[tuple[str, str], dict[str, str]]:
-    """The kinds of each function's variables, merged over all ranks."""
-    found: dict[tuple[str, str], dict[str, str]] = {}
+def _kinds(graph: Graph) -> dict[tuple[str, int], dict[str, str]]:
+    """The kinds of each function's variables, by file and first line, merged over all ranks."""
+    found: dict[tuple[str, int], dict[str, str]] = {}
     for trace in graph.traces:
         for function, kinds in trace.kinds.items():
             found.setdefault(function, {}).update(kinds)

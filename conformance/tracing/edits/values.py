@@ -8,11 +8,13 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from conformance.tracing.edits.edited import (
+    LAST,
     SCALAR,
     changed_by,
     copied,
     edited,
     expression,
+    likeliest,
     parts,
     short,
 )
@@ -25,10 +27,7 @@ if TYPE_CHECKING:
     from conformance.tracing.source import Function
 
 
-WORD = re.compile(r"[a-z]{3,}")
-
-LAST = re.compile(r"[^.\[]*$")
-"""The last name of a value, after the names of the objects that have it."""
+LONG_WORD = re.compile(r"[a-z]{3,}")
 
 PLAIN = {"int", "float"}
 """The kinds of Python's numbers."""
@@ -107,7 +106,8 @@ def _other_variables(
         if is_loaded and (text := ast.unparse(part)) in kinds:
             read.setdefault(text, []).append(part)
     for text, places in read.items():
-        others = [one for one in kinds if one != text and _may_be_meant(one, text, kinds)]
+        likely = (one for one in likeliest(kinds, unit) if one != text)
+        others = [one for one in likely if _may_be_meant(one, text, kinds)]
         chosen: Iterable[list[ast.AST]] = (places, *([one] for one in places if len(places) > 1))
         for several in chosen:
             for other in (one for one in others if may_replace(one, text)):
@@ -132,5 +132,5 @@ def _may_be_meant(one: str, text: str, kinds: Kinds) -> bool:
 
 def _is_alike(one: str, other: str) -> bool:
     """Whether the last names of two values share a word."""
-    words, others = (set(WORD.findall(LAST.findall(each)[0].lower())) for each in (one, other))
+    words, others = (set(LONG_WORD.findall(LAST.findall(each)[0].lower())) for each in (one, other))
     return not words.isdisjoint(others)
