@@ -20,7 +20,7 @@ from conformance.ranks.recording.variables import look_at
 from conformance.tracing.edits.calls import called_otherwise
 from conformance.tracing.edits.edited import Edited, units
 from conformance.tracing.edits.elsewhere import written_elsewhere
-from conformance.tracing.edits.insertions import detaching, inserting, scaling
+from conformance.tracing.edits.insertions import adding, detaching, inserting, scaling
 from conformance.tracing.edits.omissions import leaving_out
 from conformance.tracing.edits.operations import done_otherwise, done_twice
 from conformance.tracing.edits.reductions import reduced_otherwise
@@ -35,6 +35,7 @@ SORTS = (
     leaving_out,
     detaching,
     scaling,
+    adding,
     inserting,
     read_otherwise,
     done_twice,
@@ -496,3 +497,22 @@ def test_what_a_function_can_read_is_named_as_its_source_would() -> None:
 
     assert [ast.parse(text, mode="eval") for text in known]
     assert known["log['loss']"] == known["other.ab"] == "float"
+
+
+def test_a_variable_that_becomes_a_tensor_has_its_kind() -> None:
+    def summed() -> Iterator[FrameType | None]:
+        total: Any = 0
+        yield inspect.currentframe()
+        total = total + torch.ones(2)
+        yield inspect.currentframe()
+        assert total is not None
+
+    known = dict[str, str | None]()
+
+    kinds = []
+    for frame in summed():
+        assert frame is not None
+        look_at(frame, known)
+        kinds.append(known["total"])
+
+    assert kinds == ["int", "numbers of (2,)"]

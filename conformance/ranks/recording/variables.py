@@ -28,13 +28,22 @@ def look_at(frame: FrameType, known: dict[str, str | None]) -> None:
     """Note the kinds of a function's unknown variables, and of their attributes and entries.
 
     Values of one kind can replace each other. The kind is None for a value that no other can
-    replace.
+    replace. A variable that becomes a tensor, as in a sum that begins with 0, has the tensor's
+    kind.
     """
     named = frame.f_locals.items()
-    several = [(name, held) for name, held in named if name.isidentifier() and name not in known]
+    several = [
+        (name, held) for name, held in named if name.isidentifier() and _is_new(name, held, known)
+    ]
     with suppress(Exception):  # a framework's own mapping may raise anything when it is read
         for text, held in islice(_readable(several), MOST_READABLE if several else 0):
             known[text] = _kind(held)
+
+
+def _is_new(name: str, held: object, known: Mapping[str, str | None]) -> bool:
+    return name not in known or (
+        isinstance(held, torch.Tensor) and known[name] in ("int", "float", None)
+    )
 
 
 def _readable(several: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:

@@ -51,17 +51,21 @@ def detaching(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
 
 def scaling(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that insert a mask, a factor, a sign or a 1."""
-    several = [*parts(unit)]
+    several, read = [*parts(unit)], ast.unparse(unit)
     found = (
         _negated(unit),
         _increased(unit, kinds),
         *(_masked(part, kinds) for part in several),
         _multiplied(unit, kinds),
-        *(_scaled(part, kinds) for part in several),
-        *(_otherwise_kept(part, unit, kinds) for part in several),
-        _added(unit, kinds),
+        *(_scaled(part, read, kinds) for part in several),
     )
     yield from each(file, unit, in_turn(found))
+
+
+def adding(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
+    """Yield edits that insert another value: added, subtracted, or for masked entries."""
+    kept = (_otherwise_kept(part, unit, kinds) for part in parts(unit))
+    yield from each(file, unit, in_turn((_added(unit, kinds), *kept)))
 
 
 def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
@@ -113,7 +117,7 @@ def _masked(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
             yield one, masked, f"with {short(one)} multiplied by {name}"
 
 
-def _scaled(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
+def _scaled(node: ast.AST, statement: str, kinds: Kinds) -> Iterator[Other]:
     """Yield edits with a further factor of a product, divisor of a quotient or factor of a term.
 
     A factor is a number, or a tensor of the same shape as a factor of the product.
@@ -126,7 +130,8 @@ def _scaled(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
     for name in likeliest(kinds, node):
         kind = kinds[name]
         is_count = kind in ("int", "float") and COUNTS.search(name) is not None
-        if isinstance(node.op, (ast.Mult, ast.Div)) and (is_count or kind in shapes):
+        is_factor = is_count or kind in shapes or (name in statement and kind.startswith("numbers"))
+        if isinstance(node.op, (ast.Mult, ast.Div)) and is_factor:
             for operator in (other,) if name in ast.unparse(node) else (node.op, other):
                 scaled = ast.BinOp(node, operator, expression(name))
                 yield node, scaled, f"with {SIGNS[type(operator)]} {name} as well"

@@ -12,7 +12,7 @@ from conformance.ranks.side_by_side import SideBySide
 from conformance.tracing.edits.calls import called_otherwise
 from conformance.tracing.edits.edited import changed_by
 from conformance.tracing.edits.elsewhere import written_elsewhere
-from conformance.tracing.edits.insertions import detaching, inserting, scaling
+from conformance.tracing.edits.insertions import adding, detaching, inserting, scaling
 from conformance.tracing.edits.omissions import leaving_out
 from conformance.tracing.edits.operations import done_otherwise, done_twice
 from conformance.tracing.edits.reductions import reduced_otherwise
@@ -47,6 +47,7 @@ COSTS = {
     leaving_out: 1.0,
     detaching: 1.0,
     scaling: 2.0,
+    adding: 2.0,
     inserting: 2.0,
     read_otherwise: 2.0,
     done_twice: 3.0,
