@@ -244,9 +244,11 @@ def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
     ]
     if len(groups) > len(np.unique(names)):
         raise Unsupported("no prompt whose samples are dealt to several ranks and steps")
-    size, missing = args.grpo_group_size, rollout([])
+    size = args.grpo_group_size
     groups += [[] for _ in range(args.grpo_prompts_per_step - len(groups))]
-    return [[*group, *[missing] * (size - len(group))] for group in groups]
+    if not hasattr(kind, "is_placeholder") and any(len(group) < size for group in groups):
+        raise Unsupported("no missing rollouts: this version has no placeholder for a failed one")
+    return [[*group, *[rollout([])] * (size - len(group))] for group in groups]
 
 
 def _runs(samples: list[int], names: Integers) -> list[list[int]]:

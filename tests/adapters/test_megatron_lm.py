@@ -20,7 +20,8 @@ from adapters.engines.transformer_engine import partitioned
 from adapters.megatron_lm.adapter import MegatronLmAdapter
 from adapters.megatron_lm.framework import MEGATRON_LM, PER_TOKEN
 from conformance.findings.errors import InvalidRecipeError
-from conformance.ranks.pool import RankPool
+from conformance.ranks.messages import Declined
+from conformance.ranks.pool import Ran, RankPool
 from conformance.recipes.matching import match
 from conformance.recipes.running import read
 from reference.aggregation import Mode
@@ -207,6 +208,24 @@ class TestReal:
     def test_options_of_reinforcement_learning_are_known(self, pool: RankPool) -> None:
         assert pool.description.new_options == ()
         assert "--rl-use-sequence-packing" in str(pool.description.chosen_by["mbtokens-thd"])
+
+
+class TestRelease:
+    """The newest release, which lacks what the main branch has."""
+
+    pytestmark = needs_megatron_lm
+
+    def test_only_versions_with_placeholders_are_given_missing_rollouts(
+        self, other_release: None
+    ) -> None:
+        one_by_one = partial(job, layout=ONE_BY_ONE, mode=Mode.SAMPLE_MEAN)
+        path = version_of(MegatronLmAdapter(), "core_v0.19.0")
+        with RankPool(MegatronLmAdapter(), path, 2) as of_release:
+            whole, short = map(of_release.run, (one_by_one(), one_by_one(case="nine_samples")))
+
+        assert isinstance(whole, Ran)
+        assert isinstance(short, Declined)
+        assert "no missing rollouts" in short.message
 
 
 @pytest.mark.parametrize(("ref", "factor"), [("34c3741f56^", 2), ("34c3741f56", 1)])
