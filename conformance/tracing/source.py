@@ -137,6 +137,12 @@ def _extended_by(node: ast.AST) -> str:
     return function.value.id if is_method and function.attr in EXTENDING else ""  # type: ignore[union-attr]
 
 
+def function_at(line: Line) -> tuple[str, int]:
+    """The file and first line of the function around a line, which may have comprehensions."""
+    scope = scope_of(line)
+    return line.file, first_line(scope.functions[-1]) if scope else 0
+
+
 def _is_compound(statement: ast.stmt) -> bool:
     return hasattr(statement, "body")
 

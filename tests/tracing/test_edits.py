@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from adapters.contract.objective import Metric
+from conformance.findings.trace import Line
 from conformance.ranks.recording.editing import Editing
 from conformance.ranks.recording.variables import look_at
 from conformance.tracing.edits.calls import called_otherwise
@@ -24,6 +25,7 @@ from conformance.tracing.edits.insertions import adding, detaching, inserting, s
 from conformance.tracing.edits.omissions import leaving_out
 from conformance.tracing.edits.operations import done_otherwise, done_twice
 from conformance.tracing.edits.reductions import reduced_otherwise
+from conformance.tracing.edits.statements import Statement
 from conformance.tracing.edits.values import read_alike, read_otherwise, read_unread
 
 SORTS = (
@@ -246,6 +248,19 @@ def test_a_statement_may_have_been_meant_otherwise(
 )
 def test_what_is_of_another_kind_is_not_meant(text: str, words: str) -> None:
     assert words not in edited(text)
+
+
+def test_a_comprehension_is_beside_the_other_statements_of_its_function(tmp_path: Path) -> None:
+    path = tmp_path / "packed.py"
+    path.write_text(
+        "def packed(rows, at):\n    rows[1:] = at\n    return [rows[one] for one in at]\n"
+    )
+    units_of = [units(ast.parse(path.read_text()), number)[0] for number in (2, 3)]
+    lines = [Line(str(path), 2, "packed"), Line(str(path), 3, "<listcomp>")]
+
+    one, other = (Statement(*both, {}) for both in zip(lines, units_of, strict=True))
+
+    assert one.is_beside(other)
 
 
 def test_of_a_compound_statement_the_header_is_edited() -> None:

@@ -18,6 +18,7 @@ from conformance.tracing.edits.operations import done_otherwise, done_twice
 from conformance.tracing.edits.reductions import reduced_otherwise
 from conformance.tracing.edits.statements import statements
 from conformance.tracing.edits.values import read_alike, read_otherwise, read_unread
+from conformance.tracing.source import function_at
 from conformance.tracing.suspects.reasons import Suspect, extent
 from conformance.tracing.trials import ProofTimeOverError
 
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
     from conformance.tracing.trace import Trace
     from conformance.tracing.trials import Trials
 
-    Place = tuple[str, str]
-    """A file and a function in it."""
+    Place = tuple[str, int]
+    """A file and the first line of a function in it."""
 
 LIKELY = (read_unread, called_otherwise, done_otherwise, reduced_otherwise, read_alike)
 """Sorts of edits that may be the intended statement; others may also compensate for a mistake."""
@@ -85,7 +86,7 @@ def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> l
     """
     if not trials.most_edited:
         return []
-    several, suspected = statements(trace), {_function(one) for one in trace.suspects}
+    several, suspected = statements(trace), {function_at(one.line) for one in trace.suspects}
     with SideBySide(trials.jobs.pool, runs[0].cell.layout.world_size) as ranks:
         search, weight = _Search(trials, runs, ranks), trace.weight
         try:
@@ -209,7 +210,7 @@ def _likeliest(several: Sequence[Statement], suspected: Set[Place]) -> Iterator[
     """
     numbers, waiting = count(), []
     for place, one in enumerate(several, NEAREST):
-        of_statement = math.log2(place) - (_function(one) in suspected)
+        of_statement = math.log2(place) - (function_at(one.line) in suspected)
         waiting += [
             (of_statement + cost, next(numbers), sort, one, one.edits(sort))
             for sort, cost in COSTS.items()
@@ -220,8 +221,3 @@ def _likeliest(several: Sequence[Statement], suspected: Set[Place]) -> Iterator[
         for edited in islice(edits, 1):
             yield _RankedEdit(cost, sort, one, edited)
             heappush(waiting, (cost + COST_OF_NEXT, number, sort, one, edits))
-
-
-def _function(one: Statement | Suspect) -> Place:
-    """The file and function of a line."""
-    return one.line.file, one.line.function

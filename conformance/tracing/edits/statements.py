@@ -18,7 +18,7 @@ from conformance.findings.trace import LISTED, READ, Line
 from conformance.tracing.edits.edited import name_of, units
 from conformance.tracing.graph import is_close
 from conformance.tracing.rewards import TracedAdvantage
-from conformance.tracing.source import first_line, functions_of, scope_of
+from conformance.tracing.source import first_line, function_at, functions_of, scope_of
 from conformance.tracing.suspects.reasons import MOST
 from conformance.tracing.wrong_weight import is_own
 
@@ -44,7 +44,7 @@ class Statement(NamedTuple):
 
     def is_beside(self, other: Statement) -> bool:
         """Whether both statements are in the same function."""
-        return (self.line.file, self.line.function) == (other.line.file, other.line.function)
+        return function_at(self.line) == function_at(other.line)
 
     def edits(self, sort: Sort) -> Iterator[Edited]:
         """Yield edits of one sort, the likeliest first."""
