@@ -12,7 +12,6 @@ from conformance.tracing.edits.edited import (
     copied,
     each,
     expression,
-    in_turn,
     integer,
     name_of,
     parts,
@@ -35,19 +34,15 @@ REDUCTION = re.compile("^reduce$|all_reduce|all_gather|gather_for_metrics")
 
 def called_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits of arguments: as in other calls, by their names, of another mode, or swapped."""
-    found = (
-        edits
-        for call in parts(unit)
-        if isinstance(call, ast.Call)
-        for edits in (
+    for call in (one for one in parts(unit) if isinstance(one, ast.Call)):
+        for found in (
             _as_elsewhere(call, file),
             _named_alike(call, kinds),
             _over_group(call, file),
             _other_modes(call, file),
             swapped(call, kinds),
-        )
-    )
-    yield from each(file, unit, in_turn(found))
+        ):
+            yield from each(file, unit, found)
 
 
 def _as_elsewhere(call: ast.Call, file: str) -> Iterator[Other]:

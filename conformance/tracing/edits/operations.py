@@ -14,7 +14,6 @@ from conformance.tracing.edits.edited import (
     each,
     edited,
     expression,
-    in_turn,
     integer,
     is_of_module,
     name_of,
@@ -100,7 +99,8 @@ def done_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
         _assigned(unit, kinds),
         _kept(unit),
     )
-    yield from each(file, unit, in_turn(found))
+    for edits in found:
+        yield from each(file, unit, edits)
 
 
 def _operated(node: ast.AST) -> Iterator[Other]:

@@ -10,7 +10,6 @@ from conformance.tracing.edits.edited import (
     copied,
     each,
     expression,
-    in_turn,
     integer,
     name_of,
     parts,
@@ -42,7 +41,8 @@ def reduced_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
         *(_counted(part, kinds) for part in several),
         *(_as_beside(part, unit, file, kinds) for part in several),
     )
-    yield from each(file, unit, in_turn(found))
+    for edits in found:
+        yield from each(file, unit, edits)
 
 
 def _weighted(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
