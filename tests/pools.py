@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +65,16 @@ def released(adapter: Adapter, text: str) -> Path:
         pytest.skip(str(error))
     assert path is not None
     return path
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Start another fork server; ranks of the previous one stay alive, perhaps for a suite."""
+    server = forkserver._forkserver  # type: ignore[attr-defined] # the types lack it
+    before = dict(vars(server))
+    vars(server).update(_forkserver_address=None, _forkserver_alive_fd=None, _forkserver_pid=None)
+    try:
+        yield
+    finally:
+        server._stop()
+        vars(server).update(before)

@@ -1,12 +1,12 @@
 """Isolates frameworks that are driven in one test process from each other."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from multiprocessing import forkserver
+from contextlib import nullcontext
 
 import pytest
 
 from adapters.frameworks import LISTED
+from tests.pools import apart
 
 OF_FRAMEWORKS = {*LISTED} - {"skyrl"}
 """Markers of modules whose ranks load a framework that ranks of other modules must not load."""
@@ -16,25 +16,12 @@ OF_FRAMEWORKS = {*LISTED} - {"skyrl"}
 def fork_server_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
     """A framework's ranks are not forked from a process that has another one's stubs."""
     is_of_one = any(mark.name in OF_FRAMEWORKS for mark in request.node.iter_markers())
-    with _apart() if is_of_one else nullcontext():
+    with apart() if is_of_one else nullcontext():
         yield
 
 
 @pytest.fixture
 def other_release() -> Iterator[None]:
     """The test's ranks and those of later tests are not forked from the same process."""
-    with _apart():
+    with apart():
         yield
-
-
-@contextmanager
-def _apart() -> Iterator[None]:
-    """Start another fork server; ranks of the previous one stay alive, perhaps for a suite."""
-    server = forkserver._forkserver  # type: ignore[attr-defined] # the types lack it
-    before = dict(vars(server))
-    vars(server).update(_forkserver_address=None, _forkserver_alive_fd=None, _forkserver_pid=None)
-    try:
-        yield
-    finally:
-        server._stop()
-        vars(server).update(before)

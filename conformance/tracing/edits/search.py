@@ -44,7 +44,7 @@ READING = (read_unread, read_alike, read_otherwise)
 COSTS = {
     read_unread: -1.0,
     **dict.fromkeys((called_otherwise, done_otherwise, reduced_otherwise, read_alike), 0.0),
-    written_elsewhere: 1.0,
+    written_elsewhere: 1.5,
     leaving_out: 1.0,
     detaching: 1.0,
     scaling: 2.0,
