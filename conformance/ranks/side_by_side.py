@@ -11,8 +11,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from adapters.contract import Job
-    from conformance.judging.weights import Outcome
-    from conformance.ranks.pool import RankPool
+    from conformance.ranks.messages import Declined
+    from conformance.ranks.pool import Crashed, Ran, RankPool
+
+    Outcome = Ran | Declined | Crashed
 
 MOST_POOLS = 8
 """The most pools, as each rank needs the memory of a small model and its optimizer."""

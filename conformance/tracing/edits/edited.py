@@ -85,7 +85,7 @@ def units(function: ast.AST, number: int) -> list[Unit]:
     return [one for one in several if isinstance(one, ast.expr) and is_at(one, number)]
 
 
-def in_turn(several: Iterable[Iterator[_Item]]) -> Iterator[_Item]:
+def interleaved(several: Iterable[Iterator[_Item]]) -> Iterator[_Item]:
     """Yield the first item of each iterator, then the second items, and so on."""
     waiting = deque(several)
     while waiting:

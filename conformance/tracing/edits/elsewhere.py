@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from conformance.tracing.edits.edited import each, expression, in_turn, parts
+from conformance.tracing.edits.edited import each, expression, interleaved, parts
 from conformance.tracing.source import functions_of, is_at, parameters
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def written_elsewhere(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     if around:
         yield from each(file, unit, _assigned_elsewhere(file, unit, around[-1]))
         similar = (_similar(part, unit, around[-1]) for part in parts(unit))
-        yield from each(file, unit, in_turn(similar))
+        yield from each(file, unit, interleaved(similar))
 
 
 def _assigned_elsewhere(file: str, unit: Unit, function: Function) -> Iterator[Other]:

@@ -12,7 +12,7 @@ from conformance.tracing.edits.edited import (
     SIGNS,
     each,
     expression,
-    in_turn,
+    interleaved,
     likeliest,
     name_of,
     parts,
@@ -46,7 +46,7 @@ REDUCING = re.compile("sum|mean|max|min|amax|amin|std|var|norm|.*reduce.*")
 
 def detaching(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that detach an operand from the gradient."""
-    yield from each(file, unit, in_turn(_detached(part, kinds) for part in parts(unit)))
+    yield from each(file, unit, interleaved(_detached(part, kinds) for part in parts(unit)))
 
 
 def scaling(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
@@ -59,13 +59,13 @@ def scaling(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
         _multiplied(unit, kinds),
         *(_scaled(part, read, kinds) for part in several),
     )
-    yield from each(file, unit, in_turn(found))
+    yield from each(file, unit, interleaved(found))
 
 
 def adding(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that insert another value: added, subtracted, or for masked entries."""
     kept = (_otherwise_kept(part, unit, kinds) for part in parts(unit))
-    yield from each(file, unit, in_turn((_added(unit, kinds), *kept)))
+    yield from each(file, unit, interleaved((_added(unit, kinds), *kept)))
 
 
 def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
@@ -79,7 +79,7 @@ def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
         *(_raised(part, kinds) for part in several),
         *map(_reversed, several),
     )
-    yield from each(file, unit, in_turn(found))
+    yield from each(file, unit, interleaved(found))
 
 
 def _reversed(node: ast.AST) -> Iterator[Other]:

@@ -10,7 +10,7 @@ from conformance.tracing.edits.edited import (
     SIGNS,
     copied,
     each,
-    in_turn,
+    interleaved,
     is_of_module,
     name_of,
     parts,
@@ -46,7 +46,7 @@ def leaving_out(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that leave out an operation, an argument, parentheses or the whole statement."""
     several = [*parts(unit)]
     found = (*map(_left_out, several), _nothing(unit), _decided(unit), *map(_regrouped, several))
-    yield from each(file, unit, in_turn(found))
+    yield from each(file, unit, interleaved(found))
 
 
 def _left_out(node: ast.AST) -> Iterator[Other]:
