@@ -1,8 +1,9 @@
 """The fates of causes between two reports.
 
 A cause is gone if each of its findings was made again and does not show it; at least one has to be
-right, and others may be refused. A cause is new if one of its findings was made before. For any
-other cause, only the state of its findings is given.
+right, and others may be refused. A cause is new if one of its findings was made before. A cause
+whose findings are all the same in both reports is the same, whatever its name. For any other cause,
+only the state of its findings is given.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections import Counter
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
-from conformance.comparing.diff import difference
+from conformance.comparing.diff import ChangeKind, difference
 from conformance.findings.cause import UNEXPLAINED, Severity
 from conformance.findings.groups import shared_causes
 from conformance.findings.report import Summary
@@ -20,7 +21,7 @@ from conformance.findings.verdict import Verdict
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from conformance.comparing.diff import Difference
+    from conformance.comparing.diff import Change, Difference
     from conformance.findings.cause import Cause, SuspectedLine
     from conformance.findings.finding import Finding
     from conformance.findings.groups import SharedCause
@@ -161,6 +162,8 @@ def _wrong(report: Report) -> list[Cause]:
 
 
 def _missing(cause: Cause, found: Difference) -> CauseChange:
+    if _is_same([one for one in found.changes if one.old and one.old.id in cause.findings]):
+        return CauseChange(Fate.SAME, cause, None)
     now = _verdicts_on(cause, found.new, [(one.old, one.new) for one in found.changes])
     if set(now) <= {RIGHT, WITHOUT_IT}:
         return CauseChange(Fate.GONE, cause, None)
@@ -170,10 +173,20 @@ def _missing(cause: Cause, found: Difference) -> CauseChange:
 
 
 def _appeared(cause: Cause, found: Difference) -> CauseChange:
+    if _is_same([one for one in found.changes if one.new and one.new.id in cause.findings]):
+        return CauseChange(Fate.SAME, None, cause)
     once = _verdicts_on(cause, found.old, [(one.new, one.old) for one in found.changes])
     if not once.keys().isdisjoint(LOOKED_AT):
         return CauseChange(Fate.NEW, None, cause)
     return CauseChange(Fate.UNSEEN_BEFORE, None, cause, f"before {_counted(once)}")
+
+
+def _is_same(of_cause: Sequence[Change]) -> bool:
+    """Whether a cause's findings are the same in both reports, although it is named otherwise.
+
+    Which of several possible mistakes a cause is named after depends on its other findings.
+    """
+    return all(one.kind is ChangeKind.SAME for one in of_cause) and bool(of_cause)
 
 
 def _verdicts_on(

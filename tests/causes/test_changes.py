@@ -206,3 +206,12 @@ def test_causes_of_one_version_with_the_same_words_are_told_once_with_all_findin
 
     assert shared.cause is first
     assert [one.id for one in shared.newest.findings] == [*first.findings, *second.findings]
+
+
+def test_a_cause_with_another_name_is_the_same_if_its_findings_are() -> None:
+    """Its name may follow from findings that one report lacks."""
+    one = report(wrong(A, CP))
+    [cause] = one.causes
+    other = one.model_copy(update={"causes": [cause.model_copy(update={"name": EMPTY})]})
+
+    assert fates(one, other) == [("the same", "1"), ("the same", "1")]
