@@ -186,7 +186,13 @@ def _is_same(of_cause: Sequence[Change]) -> bool:
 
     Which of several possible mistakes a cause is named after depends on its other findings.
     """
-    return all(one.kind is ChangeKind.SAME for one in of_cause) and bool(of_cause)
+    return all(map(_is_told_alike, of_cause)) and bool(of_cause)
+
+
+def _is_told_alike(change: Change) -> bool:
+    """Whether a finding is as wrong in both reports, by the same known mistake."""
+    both = [one.diagnosis.name for one in (change.old, change.new) if one and one.diagnosis]
+    return change.kind is ChangeKind.SAME and len({*both} - {UNEXPLAINED}) == 1
 
 
 def _verdicts_on(

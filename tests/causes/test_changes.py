@@ -9,6 +9,7 @@ from conformance.comparing.cause_changes import cause_changes
 from conformance.comparing.diff import difference, load_difference
 from conformance.comparing.report_file import write
 from conformance.findings.cause import Severity
+from conformance.findings.finding import Diagnosis
 from conformance.findings.groups import FindingFilter, shared_causes
 from conformance.findings.report import Report
 from conformance.findings.verdict import Check, Verdict
@@ -22,6 +23,7 @@ from tests.findings import (
     B,
     Said,
     explained,
+    recaused,
     report,
     right,
     with_verdict,
@@ -210,8 +212,8 @@ def test_causes_of_one_version_with_the_same_words_are_told_once_with_all_findin
 
 def test_a_cause_with_another_name_is_the_same_if_its_findings_are() -> None:
     """Its name may follow from findings that one report lacks."""
-    one = report(wrong(A, CP))
-    [cause] = one.causes
-    other = one.model_copy(update={"causes": [cause.model_copy(update={"name": EMPTY})]})
+    finding, clues = wrong(A, CP)
+    told = finding.model_copy(update={"diagnosis": Diagnosis(name=CP, explanation="")})
+    one = report((told, clues))
 
-    assert fates(one, other) == [("the same", "1"), ("the same", "1")]
+    assert fates(one, recaused(one, name=EMPTY)) == [("the same", "1"), ("the same", "1")]
