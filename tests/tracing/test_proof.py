@@ -280,10 +280,15 @@ def test_a_value_that_makes_weights_infinite_proves_nothing(jobs: SharedJobs) ->
     assert not trials.conforms(run, replace(at, entries=zeros))
 
 
-def test_ranks_that_reduce_more_numbers_or_fewer_have_no_sum(jobs_of_rewards: SharedJobs) -> None:
+def test_no_count_proves_a_line_where_ranks_reduce_unequal_numbers(
+    jobs_of_rewards: SharedJobs,
+) -> None:
     of_cause = wrong("of_tokens_of_a_rank", jobs_of_rewards, Objective.GROUP_WHITENED)
 
-    assert told(of_cause, jobs_of_rewards, most_edited=0)
+    whys = [why for _, why in told(of_cause, jobs_of_rewards, most_edited=0)]
+
+    assert whys
+    assert not any(why.startswith("proven") for why in whys)
 
 
 def test_a_step_that_no_judge_expects_proves_nothing(
