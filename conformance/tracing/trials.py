@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from conformance.corpus.cases import CORPUS
 from conformance.findings.errors import HarnessFaultError
 from conformance.findings.verdict import Verdict
 from conformance.judging.outcome import is_plainly_wrong, judge_outcome
@@ -55,6 +56,7 @@ class Trials:
 
     _ordinary: dict[str, OrdinaryRun | None] = field(default_factory=dict)
     _beside: dict[str, list[MatrixCell]] = field(default_factory=dict)
+    _unchanged: dict[str, bool] = field(default_factory=dict)
 
     def ordinary(self, cell: MatrixCell) -> OrdinaryRun | None:
         """The unchanged run of a finding's job; None if it does not run or logs several steps."""
@@ -151,15 +153,35 @@ class Trials:
         cell, ran = run.cell, outcome.observations
         try:
             weights = self.weights(cell, ran)
-            is_other = cell.spec.metric is not None or not np.array_equal(weights, run.observed)
-            if not (is_other and np.isfinite(weights).all() and self._is_cut_alike(run, ran)):
+            if not (np.isfinite(weights).all() and self._is_cut_alike(run, ran)):
                 return False
+            if cell.spec.metric is None and np.array_equal(weights, run.observed):
+                return self.conforms_unchanged(run)
             if is_plainly_wrong(cell, self.jobs.trained(cell.job, outcome)):
                 return False
             others = self._conforming_beside(run)
             return all(self._judges_right(one, outcome) for one in (cell, *others))
         except NOT_JUDGED:
             return False
+
+    def conforms_unchanged(self, run: OrdinaryRun) -> bool:
+        """Whether a finding conforms without any change, judged once."""
+        if run.cell.id not in self._unchanged:
+            ordinary = Ran(run.observations)
+            self._unchanged[run.cell.id] = self._judges_right(run.cell, ordinary)
+        return self._unchanged[run.cell.id]
+
+    def of_other_cases(self, runs: Sequence[OrdinaryRun]) -> Iterator[OrdinaryRun]:
+        """Yield runs of the first run's finding in other cases, those of its check first.
+
+        Raises:
+            ProofTimeOverError: no time is left.
+        """
+        cell, known = runs[0].cell, [run.cell.case for run in runs]
+        for case in dict.fromkeys((*cell.spec.cases, *CORPUS)):
+            other = replace(cell, case=case)
+            if case not in known and is_offered(other, self.jobs.description):
+                yield from filter(None, [self.ordinary(other)])
 
     def _conforming_beside(self, run: OrdinaryRun) -> list[MatrixCell]:
         """The other findings of a run's job that conform unchanged, such as its logged numbers."""

@@ -68,6 +68,9 @@ NEAREST = 8
 MOST_BEYOND = 100
 """The most further edits that are tried after the first edit which helps."""
 
+MOST_CASES = 8
+"""The most further cases that must conform if edits of several lines help."""
+
 MOST_BESIDE = 150
 """The most further edits in a function that are tried before one of its lines is proven."""
 
@@ -123,6 +126,8 @@ class _Search:
     """The sort of each statement's found edit."""
 
     _tried: set[Edit] = field(default_factory=set)
+    _further: list[OrdinaryRun] = field(default_factory=list)
+    """Runs in other cases that tell edits apart, and must conform as well."""
 
     @property
     def told(self) -> list[tuple[Statement, Edited]]:
@@ -167,6 +172,25 @@ class _Search:
             beside = [other for other in several if other.is_beside(found)]
             further = filter(self._is_untried, _likeliest(beside, set()))
             self._look_at_all(islice(further, MOST_BESIDE))
+        if len(self.told) > 1:
+            self._look_at_other_cases()
+
+    def _look_at_other_cases(self) -> None:
+        """Find cases that tell the found edits apart, until only one edit is left.
+
+        Other edits of a statement whose edit fails in a case must conform in that case, too.
+        """
+        for run in islice(self.trials.of_other_cases(self.runs), MOST_CASES):
+            found = [*self.found.values()]
+            failing = [one for one, edited in found if not self.trials.conforms(run, edited.edit)]
+            if 0 < len(failing) < len(found):
+                self._further.append(run)
+                for one in failing:
+                    del self.found[one.unit], self._sorts[one.unit]
+                others = filter(self._is_untried, _likeliest(failing, set()))
+                self._look_at_all(islice(others, MOST_BESIDE))
+            if len(self.told) == 1:
+                return
 
     def _is_untried(self, one: _RankedEdit) -> bool:
         return one.edited.edit not in self._tried and self._is_wanted(one)
@@ -195,7 +219,8 @@ class _Search:
         for edit, is_right in self.trials.conforming(first, edits(), self.ranks):
             one = begun.pop(edit)
             helps = is_right and self._is_wanted(one)
-            helps = helps and all(self.trials.conforms(run, edit) for run in others)
+            must_conform = (*others, *self._further)
+            helps = helps and all(self.trials.conforms(run, edit) for run in must_conform)
             if helps:
                 self.found[one.statement.unit] = one.statement, one.edited
                 self._sorts[one.statement.unit] = one.sort
