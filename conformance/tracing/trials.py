@@ -178,10 +178,8 @@ class Trials:
             ProofTimeOverError: no time is left.
         """
         cell, known = runs[0].cell, [run.cell.case for run in runs]
-        for case in dict.fromkeys((*cell.spec.cases, *CORPUS)):
-            other = replace(cell, case=case)
-            if case not in known and is_offered(other, self.jobs.description):
-                yield from filter(None, [self.ordinary(other)])
+        others = (case for case in dict.fromkeys((*cell.spec.cases, *CORPUS)) if case not in known)
+        yield from filter(None, (self.ordinary(replace(cell, case=case)) for case in others))
 
     def _conforming_beside(self, run: OrdinaryRun) -> list[MatrixCell]:
         """The other findings of a run's job that conform unchanged, such as its logged numbers."""

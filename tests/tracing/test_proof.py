@@ -248,6 +248,35 @@ def test_the_only_edit_that_helps_proves_a_line_unless_the_factor_is_that_of_ran
     assert found.why.startswith("proven: ") is is_proven
 
 
+def test_another_case_tells_apart_edits_that_both_help(
+    jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = wrong("left_out", jobs)[0]
+    trials, trace = Prover(jobs).trials, traced(cell, jobs)
+    run = trials.ordinary(cell)
+    assert run is not None
+    helping: list[tuple[int, ...]] = []
+
+    def conforming(
+        _: Trials, run: OrdinaryRun, edits: Iterable[Edit], *__: object
+    ) -> Iterator[tuple[Edit, bool]]:
+        for one in edits:
+            if one.span not in helping and len(helping) < 2:
+                helping.append(one.span)
+            yield one, one.span in helping
+
+    def conforms(_: Trials, run: OrdinaryRun, edit: Edit) -> bool:
+        return run.cell.case is cell.case or edit.span == helping[1]
+
+    monkeypatch.setattr(Trials, "conforming", conforming)
+    monkeypatch.setattr(Trials, "conforms", conforms)
+
+    [found] = edited_lines(trials, trace, [run])
+
+    assert found.why.startswith("proven: ")
+    assert found.line.number in range(helping[1][0], helping[1][2] + 1)
+
+
 @pytest.mark.parametrize(
     "way", ["other_sign", "of_either_number", "of_another_tensor", "mean_of_all"]
 )
