@@ -7,8 +7,9 @@ operation computes the entry's value.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,13 +17,19 @@ from conformance.findings.trace import READ
 from conformance.tracing.graph import ALLOCATIONS, Node, is_close
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from conformance.findings.trace import Contents, Line, Operation
     from conformance.tracing.graph import Graph
 
-DEEPEST = 24
-"""The largest depth to which a count is unfolded."""
+DEPTHS = (24, 12, 6)
+"""The depths to which a count is unfolded: the largest at which it has at most `MOST` parts."""
+
+MOST = 300
+"""The most parts of an unfolded count.
+
+Where many operations use the same results, the number of parts grows exponentially with the depth.
+"""
 
 DIVIDING = ("div", "floor_divide")
 """Operations that divide by their second operand."""
@@ -127,18 +134,23 @@ class Unfolding:
     """Unfolds the counts in one graph."""
 
     graph: Graph
+    _known: dict[Entry, Made] = field(default_factory=dict)
 
     def of_value(self, node: Node, value: float) -> Count | None:
         """Unfolds the entry of a tensor that equals a value; None if there is no such entry."""
         for entry in self._entries(node):
             if is_close(entry.value, value):
-                return self._unfolded(entry)
+                return _bounded(partial(self._unfolded, entry))
         return None
 
     def number(self, number: float, user: Node) -> Count:
         """A Python number, unfolded if the operation's callers read the number from a tensor."""
+        return _bounded(partial(self._number, number, user))
+
+    def _number(self, number: float, user: Node, depth: int, left: Iterator[int]) -> Count:
         made = self._read(Entry(user, None, number))
-        parts = tuple(self._unfolded(one) for one in made.parts if isinstance(one, Entry))
+        entries = (one for one in made.parts if isinstance(one, Entry))
+        parts = tuple(self._unfolded(one, depth - 1, left) for one in entries)
         return Count(number, None, made.how, parts=parts, shares=tuple(made.shares))
 
     def _read(self, entry: Entry) -> Made:
@@ -194,17 +206,24 @@ class Unfolding:
             if is_looked_at and held.size <= SMALL and number in held.values and is_used:
                 yield Entry(Node(user.rank, place), held.values.index(number), number)
 
-    def _unfolded(self, entry: Entry, depth: int = 0) -> Count:
-        made = self._made(entry) if depth < DEEPEST else Made(How.GIVEN, ())
+    def _unfolded(self, entry: Entry, depth: int, left: Iterator[int]) -> Count:
+        """Unfolds an entry to a depth, unless none is ``left`` of the parts that it may have."""
+        is_left = depth > 0 and next(left, None) is not None
+        made = self._made(entry) if is_left else Made(How.GIVEN, ())
         parts = tuple(
-            self._unfolded(part, depth + 1)
+            self._unfolded(part, depth - 1, left)
             if isinstance(part, Entry)
-            else self.number(part, entry.node)
+            else self._number(part, entry.node, depth, left)
             for part in made.parts
         )
         return Count(entry.value, entry.node, made.how, entry.at, parts, tuple(made.shares))
 
     def _made(self, entry: Entry) -> Made:
+        if entry not in self._known:
+            self._known[entry] = self._made_of_operands(entry)
+        return self._known[entry]
+
+    def _made_of_operands(self, entry: Entry) -> Made:
         operation = self.graph.operation(entry.node)
         inputs = self.graph.inputs(entry.node)
         if operation.name.startswith((*ALLOCATIONS, ON_STORAGE)):
@@ -243,6 +262,16 @@ class Unfolding:
 
     def _contents(self, node: Node) -> Contents:
         return self.graph.operation(node).contents
+
+
+def _bounded(unfolded: Callable[[int, Iterator[int]], Count]) -> Count:
+    """Unfolds a count as deep as possible: once, if even the least depth has too many parts."""
+    for depth in DEPTHS:
+        left = iter(range(MOST))
+        found = unfolded(depth, left)
+        if next(left, None) is not None:
+            return found
+    return unfolded(1, iter(range(1)))
 
 
 Operands = list[list[Entry]]
