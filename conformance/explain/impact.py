@@ -1,9 +1,10 @@
 """The impact of a cause on training at the size of a production step.
 
 Most findings are of steps with a few dozen tokens, whose numbers say nothing about a step with half
-a million. A cause's impact is therefore measured on the corpus's production step, if that shows the
-cause. Otherwise the impact is the catalogue's sentence on steps of any size, or the catalogue's
-prediction for the production step, cut as in `LAYOUT`. If there is neither, the impact is empty.
+a million tokens. A cause's impact is therefore measured on the corpus's production step, if that
+shows the cause. Otherwise the impact is the catalogue's sentence on steps of any size, or the
+catalogue's prediction for the production step, cut as in `LAYOUT`. If there is neither, the impact
+is empty.
 """
 
 from __future__ import annotations

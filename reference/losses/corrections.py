@@ -1,7 +1,7 @@
 """Derivatives of policy losses that are corrected, or that select tokens, in float64.
 
 A, r, ε, β and sg are defined in `reference.losses.policy_losses`; q is the ratio of the old policy
-to that of the rollouts. Bounds on q are b and B, its truncation is C. Corrections multiply ppo by a
+to the rollout policy. Bounds on q are b and B, its truncation is C. Corrections multiply ppo by a
 factor without gradient:
 
     tis             min(q, C), of a token or multiplied over a sequence (Yao et al., On the
@@ -18,15 +18,16 @@ factor without gradient:
     m2po            1, or 0 for the tokens of a batch whose (log r·q)² are the largest, until the
                     mean of the others is below a bound           arXiv:2510.01161
 
-reinforce_normalised is -sg(w)·A·log p, where w is min(r, C) over its mean over a batch, and r is
-the ratio to the rollout policy.
+reinforce_normalised is -sg(w)·A·log p, where w is min(r, C) divided by its mean over a batch, and r
+is the ratio of the new policy to the rollout policy.
 
 clip-cov and kl-cov (arXiv:2505.22617) choose tokens by their covariance (A - mean of A)·(log p -
-mean of log p), where means are over the active tokens of a batch. covariance_clipped is ppo, and 0
-between two bounds; covariance_penalised is -r·A, plus β·|log r| for a fraction of the batch whose
-covariances are the largest.
+mean of log p), where means are over the active tokens of a batch. covariance_clipped is ppo, but 0
+for tokens whose covariance is between two bounds. covariance_penalised is -r·A, plus β·|log r| for
+the tokens of a batch with the largest covariances, a fixed fraction of the batch.
 
-Each function returns the derivative of the loss of its name by the token's log-probability.
+Each function returns the derivative of the loss that it is named after, with respect to the token's
+log-probability.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ def are_largest(covariance: Values, tokens: PolicyTokens, constants: LossConstan
 
 
 def tied(tokens: PolicyTokens, constants: LossConstants) -> Mask:
-    """Whether kl-cov's choice of a token is arbitrary: one of equal covariances, not all chosen.
+    """Whether kl-cov's choice of a token is arbitrary: tokens of its covariance are not all chosen.
 
     The covariances of a batch of two tokens are always equal.
     """

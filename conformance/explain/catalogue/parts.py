@@ -228,7 +228,8 @@ def _of_tokens_held(context: StepContext, part: _Part, tokens: Values) -> Iterat
 def _averaged_by_tokens(context: StepContext, part: _Part) -> Iterator[Prediction]:
     """Averages micro-batch losses, weighted by tokens, instead of summing them.
 
-    Each loss is first multiplied by the divisor of gradients, which may be the ranks only.
+    Each loss is first multiplied by the divisor of gradients: the micro-batches of all ranks, or
+    only the ranks.
     """
     mask = counted_mask(context)
     held = np.bincount(part.label, weights=mask)[part.label] / max(mask.sum(), 1)
