@@ -157,7 +157,7 @@ class Peers:
         return self.of_group(len)
 
     def compared(self, advantages: Values, lone: Lone) -> Values:
-        """Advantages, [N]; ``lone`` says that of a reward which is compared with no other."""
+        """Advantages, [N]: that of ``lone`` for a reward without peers, 0 for a missing one."""
         others = self.of_others(len)
         compared = np.where(others > 0, advantages, self.rewards if lone is Lone.REWARD else 0.0)
         return np.where(self.missing, 0.0, compared)

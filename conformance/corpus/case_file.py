@@ -1,6 +1,6 @@
-"""JSON files of cases: a user's own, for example dumped by a training run, and generated ones.
+"""JSON files of cases that a user gives, for example from a training run, or that are generated.
 
-Its JSON Schema is ``case.schema.json`` next to this module.
+The files' JSON Schema is ``case.schema.json`` next to this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Bit = Annotated[int, Field(ge=0, le=1)]
 class GivenSample(FrozenModel):
     """One sequence of a step.
 
-    ``loss_mask`` has a 1 for each response token that is trained on and a 0 for each other one;
+    ``loss_mask`` has a 1 for each response token that is trained on and a 0 for every other token;
     without it, all ``response_length`` tokens are trained on. ``original_mask`` is the mask before
     rejection sampling. ``group`` is any name of the prompt, ``rollout`` of the trajectory; names
     are only compared for equality. Without ``rollout``, each sample is its own rollout.
@@ -136,7 +136,7 @@ def text(case: Case, name: str) -> str:
 
 
 def _samples(step: Step) -> Iterator[GivenSample]:
-    """Yield the samples of a step; rollouts are left out if each sample is its own."""
+    """Yield the samples of a step; rollouts are left out if each sample is its own rollout."""
     has_rollouts = step.rollouts.tolist() != list(range(step.size))
     for i, response in enumerate(step.responses):
         before = step.original_mask

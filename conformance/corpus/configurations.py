@@ -51,9 +51,9 @@ class Demand(StrEnum):
 class ConfigCase:
     """A configuration and how a framework must handle it.
 
-    ``says`` describes it. An error must contain the framework's name of one of its settings.
-    ``origin`` is where the rule was first stated; for frameworks that do not state it, breaking it
-    is advice.
+    ``says`` describes the configuration. An error that refuses it must contain the framework's name
+    of one of its settings. ``origin`` is where the rule was first stated. If a framework does not
+    state the rule, breaking it is advice.
     """
 
     name: str
@@ -186,7 +186,7 @@ CONFIG_CASES = (
     DIVISOR_OF_ANOTHER,
     file_case(DIVISOR_OF_ANOTHER, Setting.DIVISOR),
     PER_TOKEN_WITH_ANOTHER,
-    # With only the divisor on the command line, it would be refused for lack of a mode there.
+    # If only the divisor were in the file, it would be refused for lack of a mode there.
     file_case(PER_TOKEN_WITH_ANOTHER, Setting.MODE, Setting.DIVISOR, Setting.PER_TOKEN),
     ENTROPY,
     file_case(ENTROPY, Setting.ENTROPY),

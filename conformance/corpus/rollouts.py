@@ -33,7 +33,7 @@ def _step(
     """A step from masks separated by spaces, with a digit for the group and rollout of each.
 
     An ``x`` in a mask is a token that rejection sampling removed. Without rollouts, each sample is
-    its own.
+    its own rollout.
     """
     columns = zip(masks.split(), rewards, groups, cycle((3, 5, 2, 4)), strict=False)
     return Step.of(

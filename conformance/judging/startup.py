@@ -55,7 +55,7 @@ if TYPE_CHECKING:
 TERM_KL = ("KL", KL_COEFFICIENT)
 
 NOT_BROKEN = frozenset(Verdict) - {Verdict.MISMATCH}
-"""Verdicts that break no rule on configurations, such as that of a failed ordinary step."""
+"""Verdicts that break no rule on configurations, such as the crash of an ordinary step."""
 
 COMPARED = (Demand.SAME, Demand.DEFAULT)
 """Demands on configurations that must train like the default configuration."""

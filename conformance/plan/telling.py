@@ -50,8 +50,8 @@ class Layouts:
     """The layouts of a review."""
 
     usual: tuple[Layout, ...]
-    """The layout on which most mistakes show, the layout of most users, and one with a single rank,
-    on which cases run that cannot be cut for the others."""
+    """The layout on which most mistakes show, the layout of most users, and a layout with a single
+    rank, which runs cases that cannot be cut for several ranks."""
 
     special: tuple[Layout, ...] = ()
     """The smallest layouts with a pipeline, tensor parallelism or a layout option, which run code
@@ -196,7 +196,7 @@ class Order:
         self._made -= 1
 
     def upcoming(self) -> Turn | None:
-        """The next job, which stays the next one; None if no job would show anything new."""
+        """The next job, without taking it; None if no job would show anything new."""
         if self._upcoming is None:
             self._upcoming = self._scout() or self._next()
         return self._upcoming
@@ -246,7 +246,7 @@ class Order:
         return best if best is not None and gains[best] else None
 
     def _weight(self, kind: Kind, weights: Mapping[Kind, float]) -> float:
-        """The weight of a kind, or else of the same objective in another mode."""
+        """The weight of a kind, or else of the same objective and layout in another mode."""
         if kind in weights:
             return weights[kind]
         alike = [one for one in weights if (one.objective, one.layout) == (kind[0], kind[2])]
@@ -285,9 +285,10 @@ def _kind(cell: MatrixCell) -> Kind:
 
 
 def _facts(cell: MatrixCell) -> Iterator[Hashable]:
-    """Yield the facts that a cell shows: mode with layout, and for the policy loss, every case.
+    """Yield the facts that a cell shows, such as its mode with its layout, and its case.
 
-    A cell of a law, or of an altered column, shows three facts.
+    A cell of the policy loss also shows its mode with its case. A cell of a law, or of an altered
+    column, shows three facts.
     """
     slug, mode, case = cell.spec.slug, cell.aggregation.mode, cell.case.name
     if isinstance(cell, StartupCell):

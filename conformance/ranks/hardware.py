@@ -80,7 +80,7 @@ class Hardware:
     def of(cls, device: str, backend: str | None, ranks: int, dtype: str = Dtype.FLOAT32) -> Self:
         """Check the options of a user for a number of ranks on this machine.
 
-        Without a backend, it is nccl if each rank has a GPU of its own, else gloo.
+        The default backend is nccl if each rank has a GPU of its own, else gloo.
 
         Raises:
             InvalidSettingsError: an option has an unknown value.

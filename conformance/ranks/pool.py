@@ -66,7 +66,7 @@ class Ran:
     """The operations of each rank, if the job is recorded."""
 
     held: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    """The original values of each replacement on each rank."""
+    """The original entries on each rank at each call of a replaced operation."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class RankPool(AbstractContextManager["RankPool"]):
     def drain_framework_seconds(self) -> float:
         """Seconds in the framework's own code since the last call, of each job's slowest rank.
 
-        The time until a refusal or a failure counts.
+        The time until a refusal or a failure counts too.
         """
         seconds, self._framework_seconds = self._framework_seconds, 0.0
         return seconds

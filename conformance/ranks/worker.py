@@ -188,7 +188,7 @@ def _enter(world: World, old: Rank, spec: WorkerSpec) -> Rank:
 
 
 def _device(hardware: Hardware, slot: HostSlot) -> str:
-    """The device of a rank, which is torch's current one from here on; ranks share GPUs in turn.
+    """The device of a rank, made torch's current device; ranks are dealt to GPUs in turn.
 
     Raises:
         RuntimeError: the machine has no GPU.

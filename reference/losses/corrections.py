@@ -55,13 +55,13 @@ def tis_sequence(tokens: PolicyTokens, constants: LossConstants) -> Values:
 
 
 def sequence_masked(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """PPO's derivative times the token's ratio, 0 if the sequence's mean ratio is out of bounds."""
+    """PPO's derivative times the token's ratio, 0 if the geometric mean is out of bounds."""
     corrected = ppo(tokens, constants) * np.exp(tokens.rollout_log_ratios)
     return np.where(kept(tokens.averaged(tokens.rollout_log_ratios), constants), corrected, 0.0)
 
 
 def kept(log_ratios: Values, constants: LossConstants) -> Mask:
-    """Whether a sequence with this log-ratio, a mean or a sum, is kept."""
+    """Whether a sequence is kept, given the mean or the sum of its log-ratios."""
     low, high = constants.kept_low, constants.kept_high
     return np.asarray((np.exp(log_ratios) >= low) & (np.exp(log_ratios) <= high))
 

@@ -307,7 +307,7 @@ def padded_widths(context: StepContext) -> Iterator[Prediction]:
 
 
 def _means_over_rows(context: StepContext, micro_batch: Integers) -> Iterator[Prediction]:
-    """Yield means over micro-batches of ``mean()`` over a micro-batch's padded rows."""
+    """Yield predictions if the ``mean()`` of each micro-batch's rows is averaged."""
     several = len(np.unique(micro_batch))
     rows = np.bincount(micro_batch)[micro_batch] * several
     named = dict(_lengths(context))

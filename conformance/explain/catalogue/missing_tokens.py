@@ -227,7 +227,7 @@ class _Firsts:
     """Tokens that end a response: the next token is a prompt's, whose slice is unknown."""
 
     alone: Mask
-    """The last token that each slice holds, except a row's last slice, if it ends a response."""
+    """In each slice without ``surely`` tokens but a row's last: its last ``perhaps`` token."""
 
     slices: Integers
     """The number of the slice that holds each token."""

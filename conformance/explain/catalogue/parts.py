@@ -125,7 +125,7 @@ class _Part:
     """Index of the part that holds each token: [tokens]."""
 
     whole: Integers
-    """Index of the part together with the slices of its sequences on other ranks: [tokens]."""
+    """Index of the part joined with the slices of its sequences on other ranks: [tokens]."""
 
     count: Integers | int
     """Number of parts over which means are averaged: [tokens] or one number for all tokens."""
