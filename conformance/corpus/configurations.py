@@ -186,7 +186,7 @@ CONFIG_CASES = (
     DIVISOR_OF_ANOTHER,
     file_case(DIVISOR_OF_ANOTHER, Setting.DIVISOR),
     PER_TOKEN_WITH_ANOTHER,
-    # If only the divisor were in the file, it would be refused for lack of a mode there.
+    # If the command line had only the divisor, it would be refused for lack of a mode there.
     file_case(PER_TOKEN_WITH_ANOTHER, Setting.MODE, Setting.DIVISOR, Setting.PER_TOKEN),
     ENTROPY,
     file_case(ENTROPY, Setting.ENTROPY),

@@ -267,9 +267,10 @@ def conventions() -> SearchStrategy[Conventions]:
 
 @st.composite
 def _shaped_steps(draw: DrawFn, multiple: int, max_response: int) -> SearchStrategy[Step]:
-    """Steps with fixed numbers of prompts, of rollouts per prompt and of turns at most.
+    """Steps with fixed numbers of prompts and of rollouts per prompt.
 
-    The total number of rollouts is a multiple of ``multiple``.
+    The total number of rollouts is a multiple of ``multiple``. The largest number of turns of a
+    rollout is fixed, too.
     """
     most = max(12, 3 * multiple)
     turns_of_rollout = draw(st.sampled_from((1, 1, 3)))

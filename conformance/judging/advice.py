@@ -54,7 +54,7 @@ def judge_by_fixed_mode(judge: Judge, trained: Trained) -> Judgement:
 
 
 def named_after_option(judgement: Judgement, job: Job, description: Description) -> Judgement:
-    """The judgement, named after an option if that option changes nothing and should."""
+    """The judgement; a mismatch by an option that changes nothing is named after the option."""
     diagnosis = judgement.diagnosis
     if diagnosis is None or judgement.verdict is not Verdict.MISMATCH:
         return judgement
@@ -80,7 +80,7 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
 
 
 def _is_of_the_mode(judgement: Judgement, mode: Mode) -> bool:
-    """Whether a mode's weights explain a mismatch, and alone if a logged number is wrong."""
+    """Whether a mode's weights explain a mismatch; for a logged number, nothing else may."""
     name = f"weights_of_{mode}"
     explanations = [] if judgement.clues is None else judgement.clues.by_mistake
     is_only = judgement.logged is None or all({name} in parts for parts in explanations)

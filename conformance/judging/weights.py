@@ -59,11 +59,11 @@ class Judgement:
     """The bound on the error; None if nothing was measured."""
 
     agreement: float | None = None
-    """`conformance.findings.badness.agreement`, for a mismatch."""
+    """`conformance.findings.agreement.agreement`, for a mismatch."""
 
     scale: float | None = None
     cosine: float | None = None
-    """`conformance.findings.badness.direction`, for a wrong gradient."""
+    """`conformance.findings.agreement.direction`, for a wrong gradient."""
 
     diagnosis: Diagnosis | None = None
     message: str | None = None

@@ -287,7 +287,7 @@ def _masked_twin(row: Row) -> Row:
     is_invariance=False,
 )
 def rewards_shifted(rows: Rows) -> Rows:
-    """Rewards are points of a large score: float32 holds their sums exactly, but no squares."""
+    """Rewards are points of a large score: float32 holds their sums exactly, not their squares."""
     return [replace(row, reward=row.reward + 1024.0) for row in rows]
 
 

@@ -286,7 +286,7 @@ def _resolved(expression: ast.expr, names: dict[str, Any]) -> Any:
 
 
 def _module_of(thing: Any) -> str:
-    """The module where a module, class or function was made, or the class of another object."""
+    """The name of a module, or of the module that defines a function or an object's class."""
     if inspect.ismodule(thing):
         return thing.__name__
     if not isinstance(thing, type) and not inspect.isroutine(thing):

@@ -81,7 +81,7 @@ def trace_finding(
 def traces_of_causes(
     causes: Iterable[Cause], settings: Settings, prover: Prover, folder: Path | None = None
 ) -> Iterator[tuple[str, CauseTrace]]:
-    """Yield a finding's id and trace for causes of wrong gradients or logs, as they are made.
+    """Yield the ids and traces of findings for causes of wrong gradients or logs, as they are made.
 
     If a folder is given, the recorded operations are written to it.
 

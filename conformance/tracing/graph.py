@@ -58,7 +58,7 @@ class Entry(NamedTuple):
     entries: int = 0
 
     def after(self, held: Contents) -> Entry:
-        """The token's entry in the next tensor: at the same place, of equal size or the largest."""
+        """The entry in the next tensor: at the same place, else of equal size, else the largest."""
         sizes = [abs(one) for one in held.values]
         if self.place is not None and len(sizes) == self.entries and sizes[self.place]:
             return Entry(sizes[self.place], self.place, self.entries)

@@ -55,7 +55,7 @@ def tis_sequence(tokens: PolicyTokens, constants: LossConstants) -> Values:
 
 
 def sequence_masked(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """PPO's derivative times the token's ratio, 0 if the geometric mean is out of bounds."""
+    """PPO's derivative times the ratio, 0 if the sequence's geometric mean is out of bounds."""
     corrected = ppo(tokens, constants) * np.exp(tokens.rollout_log_ratios)
     return np.where(kept(tokens.averaged(tokens.rollout_log_ratios), constants), corrected, 0.0)
 

@@ -164,7 +164,7 @@ def prepare(
 
 @contextmanager
 def signals_noted() -> Iterator[threading.Event]:
-    """An event that the first signal to end sets; signals that were ignored stay ignored."""
+    """An event, set by the first signal to end; signals that were ignored stay ignored."""
     noted = threading.Event()
     former = {sign: signal.getsignal(sign) for sign in SIGNALS}
     heard = [sign for sign, handler in former.items() if handler is not signal.SIG_IGN]
