@@ -279,10 +279,10 @@ class Conventions:
     of logged-only metrics such as the clip fraction; ``rejected`` of the fraction of rejected
     tokens (default: as ``diagnostics``); ``value_loss`` of a critic's loss (default:
     `WITH_TOKEN_MEAN`); ``logged_policy_loss``, ``logged_entropy`` and ``logged_kl`` in the log
-    (default: as in training); ``logged_advantages`` and ``logged_values`` of the logged means of
-    advantages and values. ``entropy_mask``, ``kl_mask`` and ``diagnostics_mask`` are the masks that
-    entropy, KL and diagnostics are averaged over if rejection sampling is used (default: the
-    modified mask). ``selected`` is the batch from which clip-cov, kl-cov and M2PO select tokens.
+    (default: as in training); ``logged_advantages`` and ``logged_values`` of the logged means.
+    ``entropy_mask``, ``kl_mask`` and ``diagnostics_mask`` are the masks that these are averaged
+    over where rejection sampling is used (default: the modified one).
+    ``selected`` is the batch from which clip-cov, kl-cov and M2PO select tokens.
     ``micro_batch_weight`` applies to loss terms that are averaged over micro-batches; the same
     terms are logged as plain means.
 

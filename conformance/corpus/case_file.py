@@ -28,7 +28,7 @@ Bit = Annotated[int, Field(ge=0, le=1)]
 class GivenSample(FrozenModel):
     """One sequence of a step.
 
-    ``loss_mask`` has a 1 for each response token that is trained on and a 0 for every other token;
+    ``loss_mask`` has a 1 for each response token that is trained on and a 0 for each other one;
     without it, all ``response_length`` tokens are trained on. ``original_mask`` is the mask before
     rejection sampling. ``group`` is any name of the prompt, ``rollout`` of the trajectory; names
     are only compared for equality. Without ``rollout``, each sample is its own rollout.

@@ -1,10 +1,10 @@
 """Configurations and logs of micro-batches, with the way in which a framework must handle each.
 
 The rules on configurations come from the reviews of miles' pull requests 1328, 1350 and 1498,
-slime's 2090 and SkyRL's 1718: each names a combination that would silently train with a wrong
+slime's 2090 and SkyRL's 1718. Each rule names a combination that would silently train with a wrong
 denominator.
 
-The rule on logs of micro-batches is that of miles' pull request 1498: different keys, or the same
+The rule on logs of micro-batches comes from miles' pull request 1498. Different keys, or the same
 keys in another order, put a wrong number under a metric's name. This happens if a user's own
 function adds metrics to the log of some micro-batches. Nothing else can be malformed: an entry's
 keys and values come from one dictionary, and its form from one option.
@@ -261,7 +261,7 @@ class Trial:
 TRIED = next(case for case in CORPUS if case.name == "uneven_lengths")
 
 TRIALS = {
-    # The default can be only one of two modes.
+    # The default can equal only one of the two modes.
     Setting.MODE: Trial(Configuration(says_mode=False), (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)),
     Setting.DIVISOR: Trial(Configuration(divisor="1000"), (Mode.CONSTANT,)),
     Setting.ENTROPY: Trial(Configuration(entropy=True)),

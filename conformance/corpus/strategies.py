@@ -12,7 +12,7 @@ For example, in a framework's own test suite::
 `batches` and `cases` those that fit a layout. In all of them, samples and prompt groups without
 active tokens and responses of a single token are frequent.
 
-Examples shrink to few samples of one active token each, in prompt groups of one.
+Examples shrink to few samples of one active token each, in prompt groups of one sample.
 """
 
 from __future__ import annotations
@@ -262,7 +262,7 @@ def conventions() -> SearchStrategy[Conventions]:
 
 
 # When hypothesis shrinks, it lowers the number of parts and then drops a part that is a single
-# draw. Hence the tuples of tuples below, each drawn after its length.
+# draw. So the strategies below draw a number of parts first, and then a tuple of so many parts.
 
 
 @st.composite

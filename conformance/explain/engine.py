@@ -176,7 +176,7 @@ class Explained:
         if placement is not None:
             for place in (placement.dp_rank, placement.cp_rank, placement.micro_batch):
                 part = part * (place.max() + 1) + place
-        for term in measurement.terms:  # equal derivatives are equal with each mistake
+        for term in measurement.terms:  # equal factors stay equal under every mistake
             factor = np.unique(term.factors, return_inverse=True)[1]
             part = part * (factor.max() + 1) + factor
         order = np.lexsort((measurement.observed, part))

@@ -129,8 +129,8 @@ def _over(effects: Sequence[Effect], severity: Severity, layout: Layout) -> Impa
 def _effects(mistake: str, mode: Mode, objective: Objective, layout: Layout) -> Sequence[Effect]:
     """The effects of a mistake on the production step; none if their scales differ too much.
 
-    If some predictions change the direction, only those are kept: a prediction that does not is a
-    plain factor, which is a mistake of its own.
+    If some predictions change the direction, only these are kept. A prediction that keeps the
+    direction is a plain factor, which is a mistake of its own.
     """
     found = _of_mistakes(mode, objective, layout).get(mistake, ())
     if any(one.turns for one in found):

@@ -102,7 +102,7 @@ def _second_mistake(clues: Clues | None) -> str | None:
 def advice_on_crash(job: Job, message: str, description: Description) -> Judgement | None:
     """Advice if a batch that made a step crash is one that the framework never makes itself.
 
-    Code that a user puts in place of the framework's may make such a batch all the same.
+    A user's replacement for the framework's code may still make such a batch.
     """
     for found in _properties(job):
         place = description.never_made.get(found)

@@ -1,7 +1,7 @@
 """Judges gradients that are more than a token's weight times a known derivative.
 
-The terms of a combined loss each have an aggregation of their own, the derivative of an off-policy
-loss is 0 for clipped tokens, and the framework may compute advantages itself.
+In a combined loss, each term has an aggregation of its own. In an off-policy loss, the derivative
+is 0 for clipped tokens. In other losses, the framework computes the advantages itself.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ OF_REWARDS = (
 """Estimators that depend on a mean or a standard deviation of rewards."""
 
 TWIN = 1000
-"""The number added to the ids of a prompt and its rollouts to get those of their copies."""
+"""The number added to the ids of a prompt and its rollouts to get the ids of their copies."""
 
 
 def unchanged(job: Job) -> Job:

@@ -152,7 +152,7 @@ MODES_OF_OBJECTIVE = {
 }
 """Modes in which an objective may be declined.
 
-By miles' pull request 1498, sample-normalised terms may not be mixed into `token_mean`, and if a
+By miles' pull request 1498, sample-normalised terms may not be mixed into `token_mean`. If a
 normaliser spans the step, no custom function may change the mask after the step is cut.
 """
 

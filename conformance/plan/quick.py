@@ -41,7 +41,7 @@ Combination = tuple[str, ...]
 
 
 OF_PIPELINES = {"pp=2", "pp=4", f"option={Option.INTERLEAVED}"}
-"""Properties of layouts that need not be combined with every case: a pipeline passes on
+"""Properties of layouts that need not be combined with every case. A pipeline passes on
 micro-batches whatever they contain, and its last stage computes the loss as a single stage does."""
 
 IN_ALL_VERSIONS = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
@@ -66,7 +66,7 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
     of_three = {job: {*_triples(sharing)} for job, sharing in of_job.items()}
     chosen = covering(shown)
     known = set[Combination]().union(*(of_three[job] for job in chosen))
-    # These jobs are added afterwards, so that rules for a few jobs do not change the others.
+    # These jobs are added afterwards, so that rules for a few jobs do not change other choices.
     on_top = covering({job: several - known for job, several in of_three.items()})
     return {**chosen, **on_top}
 

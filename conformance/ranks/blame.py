@@ -276,7 +276,7 @@ def _callee(entry: TracebackType) -> Any:
 
 
 def _resolved(expression: ast.expr, names: dict[str, Any]) -> Any:
-    """The value of a dotted name; None if it has no value, or the expression is no dotted name."""
+    """The value of a dotted name; None if it has none, or if the expression is something else."""
     if isinstance(expression, ast.Name):
         return names.get(expression.id)
     if isinstance(expression, ast.Attribute):

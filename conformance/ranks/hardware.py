@@ -118,7 +118,7 @@ def choice(known: type[_Choice], option: str, text: str) -> _Choice:
     """The value of an option as a member of ``known``.
 
     Raises:
-        InvalidSettingsError: the text is no known value.
+        InvalidSettingsError: the text is not a known value.
     """
     try:
         return known(text)

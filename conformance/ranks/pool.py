@@ -257,7 +257,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         return self._world
 
     def _send(self, message: object, connections: list[Connection]) -> list[_Answer]:
-        """Send a message to every rank, up to the first dead one."""
+        """Send a message to every rank, up to the first dead rank."""
         for rank, connection in enumerate(connections):
             try:
                 connection.send(message)
@@ -402,7 +402,7 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
     declined = [reply for reply in by_rank if isinstance(reply, Declined)]
     observed = [reply for reply in by_rank if isinstance(reply, Observed)]
     if failures:
-        likeliest = max(failures, key=lambda failure: failure.blame)  # the lowest if equal
+        likeliest = max(failures, key=lambda failure: failure.blame)  # the lowest rank if equal
         if declined and likeliest.blame in (_Blame.WAITED, _Blame.MISMATCHED):
             return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
         if observed and likeliest.outcome.verdict is Verdict.REFUSED:

@@ -49,7 +49,7 @@ FATAL = "Fatal Python error:"
 """The line of `faulthandler` before the stacks of a process that a signal kills."""
 
 STACK = re.compile(r"^(?:Current thread|Thread) 0x.*\n(?:  File .*\n?)+", re.MULTILINE)
-"""The stack of the running thread, or of another one, the most recent call first."""
+"""The stack of the running thread, or of another thread, the most recent call first."""
 
 SECONDS_TO_PRINT = 3.0
 """Seconds for a process to print the stacks of its threads."""

@@ -21,8 +21,8 @@ QUIET_IN_A_TRIAL = 1.0
 wait at different collectives."""
 
 SHARE_AT_WORK = 0.015
-"""The smallest share of a core that a working rank uses, as dozens of processes may share the core;
-ranks that waited for each other in making a process group used 0.004."""
+"""The smallest share of a core that a working rank uses, as dozens of processes may share the core.
+Ranks that waited for each other to make a process group used 0.004."""
 
 
 class Patience:

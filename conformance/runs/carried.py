@@ -79,7 +79,7 @@ def renamed(
 def _carried(
     cell: MatrixCell, candidates: Iterable[MatrixCell], jobs: SharedJobs
 ) -> Carried | None:
-    """A number of a cell's job that differs after two other jobs of its kind; None without one."""
+    """A number of a cell's job that two other jobs of its kind change; None if there is none."""
     seen: dict[str, list[float]] = {}
     for other in islice(_others(cell, candidates), 3):
         jobs.run(other.job)

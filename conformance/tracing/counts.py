@@ -142,7 +142,7 @@ class Unfolding:
         return Count(number, None, made.how, parts=parts, shares=tuple(made.shares))
 
     def _read(self, entry: Entry) -> Made:
-        """Unfolds a Python number, or a tensor of such, into the tensors it was read from."""
+        """Unfolds a Python number, or a tensor of one, into the tensors that it was read from."""
         sources = [*self._sources(entry.value, entry.node)]
         if sources:
             known = (one for one in sources if self._is_known(one))
@@ -167,7 +167,7 @@ class Unfolding:
         return next(sums, [])
 
     def _is_known(self, entry: Entry) -> bool:
-        """Whether it is known how an entry was made, so that its value is no coincidence."""
+        """Whether it is known how an entry was made, so that its value is not a coincidence."""
         made = self._made(entry)
         while made.how is How.SAME and isinstance(made.parts[0], Entry):
             made = self._made(made.parts[0])

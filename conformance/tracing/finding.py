@@ -92,7 +92,7 @@ def traces_of_causes(
     plan = settings.plan
     cells = {
         cell.id: cell
-        for cell in (*plan.cells(), *plan.chosen_of_cases)  # a quick plan lacks chosen cells
+        for cell in (*plan.cells(), *plan.chosen_of_cases)  # a quick plan lacks some of these
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
     jobs, several = prover.trials.jobs, [*causes]

@@ -201,9 +201,9 @@ class Graph:
     def logged(self, number: float, rank: int) -> Iterator[Node]:
         """Yield the nodes that may be a number that a rank logs, the likeliest first.
 
-        Nodes that hold the number come first: nodes that Python reads, then others except those of
-        the differentiated loss. Last come all nodes that Python reads. Reads on the rank that logs
-        precede reads elsewhere, and reads of a single number precede those of several.
+        Nodes that hold the number come first: nodes that Python reads, then other nodes except
+        those of the differentiated loss. Last come all nodes that Python reads. Reads on the rank
+        that logs precede reads elsewhere, and reads of a single number precede those of several.
         """
         ends = [node for node, in_gradient in self.painted.items() if not in_gradient]
         ends = sorted(ends, key=lambda node: (node.rank == rank, node.place), reverse=True)

@@ -200,7 +200,7 @@ def _imported_from(file: str, name: str) -> tuple[str, ...]:
 
 
 def first_line(function: Function) -> int:
-    """The first line of a function, which is that of its first decorator if it has any."""
+    """The first line of a function, including its decorators."""
     return min(one.lineno for one in (function, *function.decorator_list))
 
 

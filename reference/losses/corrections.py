@@ -7,16 +7,16 @@ factor without gradient:
     tis             min(q, C), of a token or multiplied over a sequence (Yao et al., On the
                     Rollout-Training Mismatch in Modern RL Systems, 2025)
     tis_bounded     q clipped to [b, C]
-    tis_normalised  min(q, C) over its mean over the active tokens of a batch
-    icepop          q, or 0 outside [b, C], of a token or multiplied over a sequence
+    tis_normalised  min(q, C) divided by its mean over the active tokens of a batch
+    icepop          q of a token, or multiplied over a sequence; 0 outside [b, C]
                                                                   arXiv:2510.18855
     sequence_masked q, or 0 unless exp(mean of log q over the sequence) is in [b, B]
     product_masked  1, or 0 unless the product of q over the sequence is in [b, B]
     outlier_masked  1, or 0 where q of any token of the sequence is an outlier
     opsm            1, or 0 for A < 0 where the mean of -log r over the sequence is too large
                                                                   arXiv:2512.02556
-    m2po            1, or 0 for the tokens of a batch whose (log r·q)² are the largest, until the
-                    mean of the others is below a bound           arXiv:2510.01161
+    m2po            1, or 0 for the tokens of a batch with the largest (log r·q)², so that the mean
+                    of the other tokens is below a bound          arXiv:2510.01161
 
 reinforce_normalised is -sg(w)·A·log p, where w is min(r, C) divided by its mean over a batch, and r
 is the ratio of the new policy to the rollout policy.

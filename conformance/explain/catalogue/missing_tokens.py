@@ -82,7 +82,7 @@ def _only_counted(context: StepContext, active: Mask) -> Mask:
 
 
 def _of_samples_that_only_count(context: StepContext, unheld: Mask) -> Diagnosis:
-    """The diagnosis of untrained samples without active tokens that had to be counted."""
+    """The diagnosis of untrained samples without active tokens that should have been counted."""
     samples = len(np.unique(context.sample[unheld]))
     words = "have no active token and were never trained, and all others are right for a step"
     told = f"{samples} of {context.step.size} samples {words} without these"

@@ -153,7 +153,7 @@ def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
     same = (*(f"{name}_of_a_micro_batch" for name in sliced), *joined)
     yield _Part("rank", dp, dp, ranks, same=sliced)
     yield _Part("micro_batch", micro_batch, micro_batch, micro_batches, same=same)
-    if (micro_batches < most).any():  # ranks with fewer get padding micro-batches
+    if (micro_batches < most).any():  # ranks with fewer get padding ones
         yield _Part("micro_batch_or_padding", micro_batch, micro_batch, most)
     if ranks > 1:
         of_all_ranks = placement.micro_batch
@@ -238,7 +238,7 @@ def _averaged_by_tokens(context: StepContext, part: _Part) -> Iterator[Predictio
 
 
 def carried_over(context: StepContext) -> Iterator[Prediction]:
-    """Starts a step with the leftover micro-batches of a short batch, and drops its own last ones.
+    """Starts a step with leftover micro-batches of a short batch, and drops the step's last ones.
 
     The short batch has one micro-batch per rank, made of the first samples, with a mean of its own.
     """

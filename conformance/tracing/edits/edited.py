@@ -96,7 +96,7 @@ def interleaved(several: Iterable[Iterator[_Item]]) -> Iterator[_Item]:
 
 
 def likeliest(kinds: Kinds, node: ast.AST) -> list[str]:
-    """The values that an expression can read, those that it is likeliest to lack first.
+    """The values that an expression can read, first the values that it is likeliest to lack.
 
     These are the values that the expression reads, then values whose names share a word with it,
     then variables.

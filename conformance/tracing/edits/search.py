@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     """A file and the first line of a function in it."""
 
 LIKELY = (read_unread, called_otherwise, done_otherwise, reduced_otherwise, read_alike)
-"""Sorts of edits that may be the intended statement; others may also compensate for a mistake."""
+"""Sorts of edits that may be the intended statement; other edits may only offset a mistake."""
 
 READING = (read_unread, read_alike, read_otherwise)
 """Sorts of edits that read another value, and change no operation."""

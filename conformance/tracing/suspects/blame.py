@@ -115,8 +115,8 @@ class Blame:
     def _of_wrong(self, one: Needed, words: str) -> Iterator[_Blamed]:
         """Yield the lines that made a wrong count.
 
-        The reason is weak for a value that is a right count, as it may be meant for another
-        divisor, and for a needed value that is not a count of the right divisor.
+        The reason is weak in two cases: the value is a right count, which may be meant for another
+        divisor, or the needed value is not a count of the right divisor.
         """
         right = self.weight.right
         assert one.needed is not None
