@@ -119,7 +119,7 @@ CONVENTIONS_OF_LOGS = {
     Metric.VALUE_LOSS: ("value_loss",),
     Metric.REJECTED: ("rejected", "diagnostics"),
 }
-"""The conventions that may say how a metric is aggregated; by default, ``diagnostics`` does."""
+"""The conventions that may aggregate each metric; ``diagnostics`` aggregates unlisted metrics."""
 
 
 def convention_of_log(metric: Metric, conventions: Conventions) -> str | None:

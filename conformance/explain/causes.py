@@ -77,10 +77,10 @@ def with_traces(
     """The causes with the traces of their findings, given by the ids of findings.
 
     A cause that no known mistake predicts is split by the first suspected line of its findings,
-    since a line is better evidence than a count that merely fits. If causes of known mistakes have
-    the same line, it is merged into the worst of them. Findings that were not traced stay with the
-    traced finding that the fewest causes share. A finding of several causes may have been traced
-    for another cause.
+    since a line is better evidence than a count that merely fits. A part is merged into the worst
+    cause of a known mistake that suspects the part's line first, if there is one. Findings that
+    were not traced stay with the traced finding that the fewest causes share. A finding of several
+    causes may have been traced for another cause.
     """
     several = [*causes]
     claims = Counter(name for cause in several for name in cause.findings)

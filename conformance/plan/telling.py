@@ -33,10 +33,10 @@ LEAST_OF_A_FORMAT = 0.2
 layouts in a format that only old versions support."""
 
 UNKNOWN = 0.01
-"""The weight of a job of a kind without a scout, as when only laws or poison are checked."""
+"""The weight of a job whose kind has no scout, as when only laws or poison are checked."""
 
 OF_ALL_CHECKS = 4
-"""One in this many jobs is taken from a check, or a mode, without any findings so far."""
+"""One in this many jobs is taken from a check or a mode that has no findings yet."""
 
 OF_SEVERAL_STEPS = 3
 """The factor for a batch with several steps: few cases have several, and only they show a number

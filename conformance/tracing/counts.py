@@ -142,7 +142,7 @@ class Unfolding:
         return Count(number, None, made.how, parts=parts, shares=tuple(made.shares))
 
     def _read(self, entry: Entry) -> Made:
-        """Unfolds a Python number, or a tensor of one, into the tensors that it was read from."""
+        """Unfolds a number that Python read, alone or in a tensor, into its source tensors."""
         sources = [*self._sources(entry.value, entry.node)]
         if sources:
             known = (one for one in sources if self._is_known(one))

@@ -45,7 +45,7 @@ COPYING = ("aten.empty", *GATHERING)
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """The hypothesis that a line should have had another value."""
+    """The hypothesis that a line computed with a wrong value."""
 
     line: Line
     replacement: Replacement
