@@ -18,6 +18,6 @@ class ConformanceError(ValueError):
 
 
 def did_you_mean(name: str, names: Iterable[str], choose: str) -> str:
-    """A hint for a name that is unknown: the nearest of the known ones, then what to choose."""
+    """A hint on an unknown name: the nearest known name, if any, and then ``choose``."""
     nearest = get_close_matches(name, [*names], n=1)
     return f"did you mean '{nearest[0]}'? {choose}" if nearest else choose

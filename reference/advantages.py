@@ -8,7 +8,7 @@ the penalty on the divergence of token t from the reference policy, or from a te
     group_centred       r - mean                                 arXiv:2503.20783 (Dr. GRPO)
     mean_normalised     (r - mean) / (mean + ε)                  arXiv:2602.02710 (MaxRL)
     leave_one_out       r - mean of the others in the group      arXiv:2402.14740 (RLOO)
-    others_normalised   the same / (std of the others + ε)       NeMo-RL's default
+    others_normalised   (r - mean of others) / (their std + ε)   NeMo-RL's default
     penalised_centred   r - mean - β·kl_t (or β·Σ_{s≥t} kl_s)    arXiv:2501.03262 (REINFORCE++)
     discounted_returns  G_t = ρ_t + γ·G_{t+1}                    arXiv:2501.03262 (REINFORCE++)
     gae                 A_t = δ_t + γλ·A_{t+1}                   arXiv:1506.02438 (PPO)
@@ -17,11 +17,11 @@ the penalty on the divergence of token t from the reference policy, or from a te
 DAPO's penalty on long responses lowers r by φ times the share that a response uses of the last C
 tokens before the length limit (arXiv:2503.14476, DAPO). After the last token G, A and V are 0.
 Advantages may then be whitened: the mean over the tokens of the whole batch is subtracted, and the
-result is divided by √(variance + 1e-8). `EstimatorConventions` has the choices: which tokens G and
-A pass through, skipping all others; which tokens have a penalty, a reward and a value; which ones
-are averaged for whitening; the divisors of the variances of whitening and of n rewards, the latter
-by default n - 1; ε; the sum of penalties; and, of groups that are not as they were sampled, which
-rewards are compared (`Peers`).
+result is divided by √(variance + 1e-8). `EstimatorConventions` has the choices: the tokens that G
+and A pass through, skipping all other tokens; the tokens that have a penalty, a reward and a value;
+the tokens that are averaged for whitening; the divisors of whitening's variance and of the variance
+of n rewards (by default n - 1); ε; and whether a token also gets the penalties of later tokens.
+They also say which rewards are compared if a group is no longer as it was sampled (`Peers`).
 """
 
 from __future__ import annotations
@@ -52,11 +52,10 @@ VARIANCE_EPSILON = 1e-8
 class Rollouts:
     """The inputs of advantages.
 
-    ``rewards``, prompt ``groups`` and ``trajectories`` of samples, [N], and whether each was
-    ``rejected`` as a whole, so that none of its tokens is active any more; a reward of NaN is a
-    missing one. The rest is [tokens]:
-    ``sample``, the index of the token's sample, in order; ``mask``, the loss mask; ``values``, the
-    critic's; ``divergences`` of the policy from the reference policy.
+    Of each sample, [N]: ``rewards``, NaN if missing; prompt ``groups``; ``trajectories``;
+    ``rejected``, whether rejection sampling has masked all of its active tokens. Of each token,
+    [tokens]: ``sample``, the index of its sample, in ascending order; ``mask``, the loss mask; the
+    critic's ``values``; ``divergences`` of the policy from the reference policy or from a teacher.
     """
 
     rewards: Values
@@ -138,7 +137,7 @@ class Peers:
         return found
 
     def of_others(self, statistic: Statistic) -> Values:
-        """A statistic of the rewards of each sample's group without its own, 0 if none: [N]."""
+        """A statistic of the other rewards of each sample's group, 0 if there are none: [N]."""
         found = np.zeros(len(self.rewards))
         for samples, members in self._groups:
             for sample in samples:
@@ -158,7 +157,7 @@ class Peers:
         return self.of_group(len)
 
     def compared(self, advantages: Values, lone: Lone) -> Values:
-        """Advantages, [N]; ``lone`` says that of a reward which is compared with no other."""
+        """Advantages, [N]: that of ``lone`` for a reward without peers, 0 for a missing one."""
         others = self.of_others(len)
         compared = np.where(others > 0, advantages, self.rewards if lone is Lone.REWARD else 0.0)
         return np.where(self.missing, 0.0, compared)
@@ -223,7 +222,7 @@ def leave_one_out(
 def others_normalised(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
-    """(r - mean of the others) / (std of the others + ε), not divided where they are all equal."""
+    """(r - mean of the others) / (std of the others + ε), undivided if all others are equal."""
     peers = Peers.select(rollouts, conventions)
     spread = peers.of_others(std(conventions))
     centred = peers.rewards - peers.of_others(_mean)
@@ -234,7 +233,7 @@ def others_normalised(
 def penalised_centred(
     rollouts: Rollouts, constants: AdvantageConstants, conventions: EstimatorConventions
 ) -> Values:
-    """Returns r - mean - β·kl_t, or with the penalties of later tokens subtracted too."""
+    """Returns r - mean - β·kl_t; by convention, later penalties may be subtracted as well."""
     penalties = _penalties(rollouts, constants, conventions)
     if conventions.penalties is Penalties.LATER_TOKENS:
         penalties = accumulated(penalties, rollouts.sample, 1.0)

@@ -329,7 +329,7 @@ DEFAULT_CONVENTIONS = Conventions()
 
 @dataclass(frozen=True)
 class Aggregation:
-    """A mode with, for `constant` only, its divisor L.
+    """A mode, with a divisor L if the mode is `constant`.
 
     Raises:
         InvalidAggregationError: the mode is unknown, or the divisor is missing, given to another

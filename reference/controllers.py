@@ -17,7 +17,7 @@ LARGEST_ERROR = 0.2
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveCoefficient:
-    """The coefficient for the next batch, of ``samples``, and the constants of its formula."""
+    """The coefficient for a batch of ``samples`` samples, and the constants of its formula."""
 
     coefficient: float
     target: float

@@ -46,7 +46,7 @@ class Step:
     Shapes: ``prompt_lengths``, ``response_lengths``, ``groups`` and ``rollouts`` are int64 [N];
     ``mask`` and ``original_mask``, if tokens were rejected, are bool [sum of response_lengths];
     ``rewards``, if they matter, are float64 [N]. ``token_names`` [sum of response_lengths] and
-    ``sample_names`` [N], int64, relate a changed step to the original one: tokens and samples of
+    ``sample_names`` [N], int64, relate a changed step to the original step: tokens and samples of
     the same name have the same values in both steps.
 
     Raises:

@@ -48,8 +48,8 @@ def sample_weights(
 ) -> NDArray[np.float64]:
     """Weight of an active token of each sample, correctly rounded: float64 [N].
 
-    It is 0 for a sample whose unit has no active token. The only rounding is that of the quotient,
-    as long as units · tokens < 2^53.
+    The weight is 0 for a sample whose unit has no token that denominators count. The only rounding
+    is that of the quotient, as long as units · tokens < 2^53.
     """
     unit = unit_of_sample(step, aggregation.mode, conventions)
     tokens = np.bincount(unit, weights=counted_tokens(step, conventions))
@@ -92,14 +92,14 @@ def unit_of_sample(step: Step, mode: Mode, conventions: Conventions) -> NDArray[
 def router_coefficient(
     positions: NDArray[np.int64], slices: int, counted: float | None = None
 ) -> float:
-    """The coefficient of a mixture of experts' router loss in a step, over the configured one.
+    """The coefficient of a router loss in a step, divided by the configured coefficient.
 
     ``positions`` has the number of positions of each micro-batch on each rank, padding included.
-    The losses are means over positions (load balancing: Switch Transformer, arXiv:2101.03961;
-    z-loss: ST-MoE, arXiv:2202.08906); each of ``slices`` context-parallel ranks has a share.
-    Megatron-Core averages the losses over micro-batches and data-parallel ranks, which gives 1.
-    With a loss per token it multiplies a rank's share by the rank's positions instead, and divides
-    all gradients by the ``counted`` tokens (its transformer/moe/router.py and
-    distributed/finalize_model_grads.py).
+    The losses of a mixture of experts' router are means over positions (load balancing: Switch
+    Transformer, arXiv:2101.03961; z-loss: ST-MoE, arXiv:2202.08906); each of ``slices``
+    context-parallel ranks has a share. Megatron-Core averages the losses over micro-batches and
+    data-parallel ranks, which gives 1. With a loss per token it multiplies a rank's share by the
+    rank's positions instead, and divides all gradients by the ``counted`` tokens (its
+    transformer/moe/router.py and distributed/finalize_model_grads.py).
     """
     return 1.0 if counted is None else float(positions.sum() / (slices * counted))

@@ -43,7 +43,7 @@ class Case:
         return not self.layouts or layout in self.layouts
 
     def runs_on(self, layout: Layout) -> bool:
-        """Whether the case is meant for a layout and has a sample for each of its micro-batches."""
+        """Whether the case is meant for a layout and has enough samples for its micro-batches."""
         has_enough = self.fewest_samples >= layout.dp * fewest_micro_batches(layout)
         return has_enough and self.is_meant_for(layout)
 

@@ -1,6 +1,6 @@
-"""JSON files of cases: a user's own, for example dumped by a training run, and generated ones.
+"""JSON files of cases that a user gives, for example from a training run, or that are generated.
 
-Its JSON Schema is ``case.schema.json`` next to this module.
+The files' JSON Schema is ``case.schema.json`` next to this module.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def text(case: Case, name: str) -> str:
 
 
 def _samples(step: Step) -> Iterator[GivenSample]:
-    """Yield the samples of a step; rollouts are left out if each sample is its own."""
+    """Yield the samples of a step; rollouts are left out if each sample is its own rollout."""
     has_rollouts = step.rollouts.tolist() != list(range(step.size))
     for i, response in enumerate(step.responses):
         before = step.original_mask

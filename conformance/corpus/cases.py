@@ -59,7 +59,7 @@ def _step(
 
 
 LONGEST_RESPONSE = 8192
-"""Responses of the production step are truncated at this length and not trained on."""
+"""Longer responses of the production step are truncated to this length and not trained on."""
 
 
 def _production_step() -> Step:

@@ -1,10 +1,10 @@
 """Configurations and logs of micro-batches, with the way in which a framework must handle each.
 
 The rules on configurations come from the reviews of miles' pull requests 1328, 1350 and 1498,
-slime's 2090 and SkyRL's 1718: each names a combination that would silently train with a wrong
+slime's 2090 and SkyRL's 1718. Each rule names a combination that would silently train with a wrong
 denominator.
 
-The rule on logs of micro-batches is that of miles' pull request 1498: different keys, or the same
+The rule on logs of micro-batches comes from miles' pull request 1498. Different keys, or the same
 keys in another order, put a wrong number under a metric's name. This happens if a user's own
 function adds metrics to the log of some micro-batches. Nothing else can be malformed: an entry's
 keys and values come from one dictionary, and its form from one option.
@@ -51,9 +51,9 @@ class Demand(StrEnum):
 class ConfigCase:
     """A configuration and how a framework must handle it.
 
-    ``says`` describes it. An error must contain the framework's name of one of its settings.
-    ``origin`` is where the rule was first stated; for frameworks that do not state it, breaking it
-    is advice.
+    ``says`` describes the configuration. An error that refuses it must contain the framework's name
+    of one of its settings. ``origin`` is where the rule was first stated. If a framework does not
+    state the rule, breaking it is advice.
     """
 
     name: str
@@ -186,7 +186,7 @@ CONFIG_CASES = (
     DIVISOR_OF_ANOTHER,
     file_case(DIVISOR_OF_ANOTHER, Setting.DIVISOR),
     PER_TOKEN_WITH_ANOTHER,
-    # With only the divisor on the command line, it would be refused for lack of a mode there.
+    # If the command line had only the divisor, it would be refused for lack of a mode there.
     file_case(PER_TOKEN_WITH_ANOTHER, Setting.MODE, Setting.DIVISOR, Setting.PER_TOKEN),
     ENTROPY,
     file_case(ENTROPY, Setting.ENTROPY),
@@ -261,7 +261,7 @@ class Trial:
 TRIED = next(case for case in CORPUS if case.name == "uneven_lengths")
 
 TRIALS = {
-    # The default can be only one of two modes.
+    # The default can equal only one of the two modes.
     Setting.MODE: Trial(Configuration(says_mode=False), (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)),
     Setting.DIVISOR: Trial(Configuration(divisor="1000"), (Mode.CONSTANT,)),
     Setting.ENTROPY: Trial(Configuration(entropy=True)),

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ALMOST = 26762 / 32768
-"""In float32 the mean of three such rewards is exact and the mean of their squares is not, so the
-mean of squares minus the square of the mean is 9e-8, where the variance is 0."""
+"""In float32 the mean of three such rewards is exact, but the mean of their squares is not. The
+mean of squares minus the square of the mean is therefore 9e-8, although the variance is 0."""
 
 FAN_OUT = "111 11 101 000 1111 11 1 111 011 11 1 11111"
 """Masks of six rollouts with 1, 3, 1, 2, 1 and 4 samples. One sample has no active token."""
@@ -33,7 +33,7 @@ def _step(
     """A step from masks separated by spaces, with a digit for the group and rollout of each.
 
     An ``x`` in a mask is a token that rejection sampling removed. Without rollouts, each sample is
-    its own.
+    its own rollout.
     """
     columns = zip(masks.split(), rewards, groups, cycle((3, 5, 2, 4)), strict=False)
     return Step.of(

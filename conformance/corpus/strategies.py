@@ -12,7 +12,7 @@ For example, in a framework's own test suite::
 `batches` and `cases` those that fit a layout. In all of them, samples and prompt groups without
 active tokens and responses of a single token are frequent.
 
-Examples shrink to few samples of one active token each, in prompt groups of one.
+Examples shrink to few samples of one active token each, in prompt groups of one sample.
 """
 
 from __future__ import annotations
@@ -262,14 +262,15 @@ def conventions() -> SearchStrategy[Conventions]:
 
 
 # When hypothesis shrinks, it lowers the number of parts and then drops a part that is a single
-# draw. Hence the tuples of tuples below, each drawn after its length.
+# draw. So the strategies below draw a number of parts first, and then a tuple of so many parts.
 
 
 @st.composite
 def _shaped_steps(draw: DrawFn, multiple: int, max_response: int) -> SearchStrategy[Step]:
-    """Steps with fixed numbers of prompts, of rollouts per prompt and of turns at most.
+    """Steps with fixed numbers of prompts and of rollouts per prompt.
 
-    The total number of rollouts is a multiple of ``multiple``.
+    The total number of rollouts is a multiple of ``multiple``. The largest number of turns of a
+    rollout is fixed, too.
     """
     most = max(12, 3 * multiple)
     turns_of_rollout = draw(st.sampled_from((1, 1, 3)))

@@ -119,7 +119,7 @@ CONVENTIONS_OF_LOGS = {
     Metric.VALUE_LOSS: ("value_loss",),
     Metric.REJECTED: ("rejected", "diagnostics"),
 }
-"""The conventions that may say how a metric is aggregated; for others, ``diagnostics`` does."""
+"""The conventions that may aggregate each metric; ``diagnostics`` aggregates unlisted metrics."""
 
 
 def convention_of_log(metric: Metric, conventions: Conventions) -> str | None:
@@ -322,7 +322,7 @@ def _batch_context(
     placement: BatchPlacement,
     mean: LoggedMean = LoggedMean(),  # noqa: B008 - it is frozen
 ) -> StepContext:
-    """The context of a mean over a whole batch: its steps as one step that is not cut."""
+    """The context of a mean over a whole batch, with the batch's steps joined to one uncut step."""
     step = Step(
         prompt_lengths=np.concatenate([step.prompt_lengths for step in batch.steps]),
         response_lengths=np.concatenate([step.response_lengths for step in batch.steps]),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class ExpectedNumber(NamedTuple):
-    """A number that the reference expects, named by everything but the case that may change it.
+    """A number that the reference expects, named by everything that may change it except the case.
 
     Within a run, all numbers with the same name and case must be equal: the name contains mode,
     layout and micro-batches if the number may depend on them.

@@ -77,9 +77,10 @@ def with_traces(
     """The causes with the traces of their findings, given by the ids of findings.
 
     A cause that no known mistake predicts is split by the first suspected line of its findings,
-    since a line is better evidence than a count that merely fits. If a known mistake has its cause
-    at the same line, both are merged into the worst such cause. Findings that were not traced stay
-    with the smallest one. A finding of several causes may have been traced for another cause.
+    since a line is better evidence than a count that merely fits. A part is merged into the worst
+    cause of a known mistake that suspects the part's line first, if there is one. Findings that
+    were not traced stay with the traced finding that the fewest causes share. A finding of several
+    causes may have been traced for another cause.
     """
     several = [*causes]
     claims = Counter(name for cause in several for name in cause.findings)
@@ -136,7 +137,7 @@ def _with_traces(
 def _one(causes: Sequence[Cause], findings: Mapping[str, Finding]) -> Cause:
     """The merged cause of causes at one line, with the conditions and reach that all share.
 
-    It has the name of the first cause, unless that is inferred and the others have another name.
+    It has the name of the first cause, unless that is inferred and another cause has another name.
     """
     worst, *others = causes
     if not others:
@@ -168,7 +169,7 @@ def _conditions(
     chosen_by: ChosenBy,
     needed: Sequence[str] = (),
 ) -> tuple[dict[str, str], list[str]]:
-    """The shown facts of a cause's supposed condition, each in words, and the untested ones.
+    """The shown facts of a cause's supposed condition, each in words, and its untested facts.
 
     A fact is shown if findings prove that it matters, if it says which number or gradient is wrong,
     or if the mistake needs it.
@@ -210,14 +211,14 @@ def _says(mistake: str, equivalents: Sequence[str]) -> str:
 
 
 def _rest(words: Sequence[str], first: Sequence[str]) -> Sequence[str]:
-    """The words of a sentence from the last word of its common beginning with another one."""
+    """The words of a sentence from the last word of the beginning that another sentence shares."""
     pairs = enumerate(zip(words, first, strict=False))
     alike = next((place for place, (one, other) in pairs if one != other), 0)
     return words[max(alike - 1, 0) :]
 
 
 def _alike(findings: Iterable[Finding], table: Table, chosen_by: ChosenBy) -> Iterator[Cause]:
-    """Yield a cause for all findings that failed in the same way."""
+    """Yield one cause for each group of findings that failed in the same way."""
     groups: dict[tuple[str, str, str | None], list[Finding]] = defaultdict(list)
     for finding in findings:
         if finding.verdict in (*WRONG, Verdict.ADVICE):

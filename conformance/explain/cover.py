@@ -46,7 +46,7 @@ OF_ONE_SIZE = ("where dp = 1", "where cp = 1")
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A mistake and a condition; ``holds`` has the bits of the terms for which it holds."""
+    """A mistake and a condition; ``holds`` has the bits of the terms that meet the condition."""
 
     mistake: str
     condition: tuple[str, ...]
@@ -262,7 +262,7 @@ def explanation(explanations: Iterable[Explanation], chosen: Sequence[Pair]) -> 
 def _best(
     pairs: Sequence[Pair], left: Iterable[Iterable[Explanation]], chosen: Sequence[Pair]
 ) -> Pair | None:
-    """The pair that completes the explanations of most findings, or else is a part of most."""
+    """The pair that completes the most explanations; if none does, the one that is in the most."""
     possible = [*chain.from_iterable(left)]
     alone = _gains(one for one in possible if len(one) == 1)
     missing = [[part for part in one if not part.is_given_by(chosen)] for one in possible]
@@ -285,7 +285,7 @@ def _gains(explanations: Iterable[Iterable[Part]]) -> dict[str, int]:
 def _most_frequent(
     pairs: Sequence[Pair], gains: Mapping[str, int], alone: Mapping[str, int]
 ) -> Pair | None:
-    """The pair that gives most parts; of equal pairs, the one that explains most on its own."""
+    """The pair that gives the most parts; if several do, the one that explains most on its own."""
 
     def gain(pair: Pair) -> tuple[int, int, int]:
         counts = [(pair.holds & each.get(pair.mistake, 0)).bit_count() for each in (gains, alone)]

@@ -317,8 +317,8 @@ def _shared(explained: Explained) -> Diagnosis | None:
     """The diagnosis of mistakes in several terms, the most plausible combination.
 
     Auxiliary losses often share code in a framework and therefore a mistake. Most plausible is that
-    they share one and the policy loss is right, next that each has a mistake in its mean, and last
-    that the policy loss shares their mistake or has another one.
+    they share a mistake and the policy loss is right. Next, each has a mistake in its mean. Last,
+    the policy loss is wrong too, by the same mistake or by another.
     """
     terms = explained.measurement.terms
     found = chain.from_iterable(_shared_in(terms, choice) for choice in explained.choices)
@@ -365,7 +365,7 @@ def _term_mistakes(mistakes: Sequence[tuple[Sequence[LossTerm], Prediction]]) ->
 
 
 def _common(of_terms: Sequence[Sequence[Prediction]]) -> Prediction | None:
-    """The most plausible mistake that all of the given terms may have; None without one."""
+    """The most plausible mistake that all of the given terms may have; None if there is none."""
     first, *others = of_terms
     known = [{(one.name, one.says) for one in found} for found in others]
     shared = (

@@ -176,7 +176,7 @@ class Explained:
         if placement is not None:
             for place in (placement.dp_rank, placement.cp_rank, placement.micro_batch):
                 part = part * (place.max() + 1) + place
-        for term in measurement.terms:  # equal derivatives are equal with each mistake
+        for term in measurement.terms:  # equal factors stay equal under every mistake
             factor = np.unique(term.factors, return_inverse=True)[1]
             part = part * (factor.max() + 1) + factor
         order = np.lexsort((measurement.observed, part))
@@ -256,7 +256,7 @@ class Explained:
         return shifts_of(self.measurement)
 
     def _places(self, factor: float = 1.0) -> Iterator[Integers]:
-        """Yield the choices of alternatives whose numbers equal the observation over ``factor``."""
+        """Yield the choices of alternatives whose numbers equal the observation / ``factor``."""
         of_terms, observed = self._of_terms, self._observed / factor
         # There are thousands of choices; comparing the largest number alone discards nearly all.
         largest = [self._magnitude.argmax()]
@@ -302,7 +302,8 @@ class Explained:
     def _with_losses(self) -> Iterator[list[Names]]:
         """Yield explanations by a mistake of a single term together with lost tokens.
 
-        None if lost tokens alone explain the observation, as another mistake would be invisible.
+        It yields nothing if lost tokens alone explain the observation, which would hide another
+        mistake.
         """
         one, term = self._of_terms[0], self.measurement.terms[0]
         active = np.not_equal(term.products, 0)

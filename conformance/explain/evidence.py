@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from conformance.explain.cover import Table
 
 OF_OTHER_MODES = frozenset(f"except in {mode}" for mode in Mode)
-"""Negative facts of modes: a step in any other mode lacks one of them."""
+"""Negative facts of modes: a step lacks only that of its own mode."""
 
 OF_LAYOUTS = frozenset({*OF_JOBS, *OF_BATCHES, *OF_CUTS})
 """Facts of steps that depend on the layout."""

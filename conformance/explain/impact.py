@@ -1,9 +1,10 @@
 """The impact of a cause on training at the size of a production step.
 
 Most findings are of steps with a few dozen tokens, whose numbers say nothing about a step with half
-a million. A cause's impact is therefore measured on the corpus's production step, if that shows the
-cause. Otherwise the impact is the catalogue's sentence on steps of any size, or the catalogue's
-prediction for the production step, cut as in `LAYOUT`. If there is neither, the impact is empty.
+a million tokens. A cause's impact is therefore measured on the corpus's production step, if that
+shows the cause. Otherwise the impact is the catalogue's sentence on steps of any size, or the
+catalogue's prediction for the production step, cut as in `LAYOUT`. If there is neither, the impact
+is empty.
 """
 
 from __future__ import annotations
@@ -128,8 +129,8 @@ def _over(effects: Sequence[Effect], severity: Severity, layout: Layout) -> Impa
 def _effects(mistake: str, mode: Mode, objective: Objective, layout: Layout) -> Sequence[Effect]:
     """The effects of a mistake on the production step; none if their scales differ too much.
 
-    If some predictions change the direction, only those are kept: a prediction that does not is a
-    plain factor, which is a mistake of its own.
+    If some predictions change the direction, only these are kept. A prediction that keeps the
+    direction is a plain factor, which is a mistake of its own.
     """
     found = _of_mistakes(mode, objective, layout).get(mistake, ())
     if any(one.turns for one in found):

@@ -30,7 +30,7 @@ class Measurement:
     is_per_token: bool = True
     derivatives: Values | float = 1.0
     others: Values | float = 0.0
-    """The magnitudes of terms that were subtracted, and that add to rounding errors: [numbers]."""
+    """The magnitudes of subtracted terms, whose rounding errors remain: [numbers]."""
 
     bounds: tuple[float, float] | None = None
     """The bounds to which a sum over all tokens is clipped before it is observed."""

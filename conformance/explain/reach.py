@@ -1,6 +1,6 @@
 """The users whom a cause reaches: those who set certain options, or train batches with rare facts.
 
-Only options and facts that all findings of the cause share count; others are not needed for it.
+Only options and facts that all findings of the cause share count, since it needs no others.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ OF_EVERY_STEP = ("dp", "mb")
 """Parts of layouts whose options every user sets."""
 
 NAMED_CHOICES = 3
-"""Alternative options that a reach names; further ones are only counted."""
+"""The most alternatives that a reach names; further alternatives are only counted."""
 
 Need = Callable[["Collection[str]", int], bool]
 """`Evidence.needs_layout` or `Evidence.needs_loss`."""
@@ -83,7 +83,8 @@ class Reaching:
     def of(self, cause: Cause, findings: Sequence[Finding]) -> Reach:
         """The options and rare facts that all findings of a cause share.
 
-        If findings share no option but each needs one, users must set one of these options.
+        If findings share no option but each sets at least one, users must set one of the
+        alternatives.
         """
         claims = sum(self._table.bits.get(finding.id, 0) for finding in findings)
         is_failure = cause.severity is Severity.NOT_TRAINED
@@ -108,7 +109,7 @@ class Reaching:
         )
 
     def _needed(self, choices: Sequence[Choice], needs: Need) -> dict[str, bool]:
-        """Whether each option that all choices share is needed; without one, the alternatives."""
+        """Whether each option that all choices share is needed; if none is, the alternatives."""
         common = _shared(choices)
         if not common and all(choices):
             several = sorted({*choices}, key=lambda choice: (len(choice), choice))

@@ -1,7 +1,8 @@
 """Advises instead of accusing where a framework does what it documents.
 
-A framework may document that it always uses one mode, and a batch that crashes may be one that its
-own code never makes. Where an option changes nothing, the mistake is named after the option.
+Two cases are advice: a framework documents that a loss always uses one mode, or a batch that
+crashes is one that the framework's own code never makes. If an option changes nothing, the mistake
+is named after the option.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def judge_by_fixed_mode(judge: Judge, trained: Trained) -> Judgement:
 
 
 def named_after_option(judgement: Judgement, job: Job, description: Description) -> Judgement:
-    """The judgement; a mismatch explained by an option that changes nothing is named after it."""
+    """The judgement; a mismatch by an option that changes nothing is named after the option."""
     diagnosis = judgement.diagnosis
     if diagnosis is None or judgement.verdict is not Verdict.MISMATCH:
         return judgement
@@ -79,7 +80,7 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
 
 
 def _is_of_the_mode(judgement: Judgement, mode: Mode) -> bool:
-    """Whether a mode explains the step, and for a logged number is its only explanation."""
+    """Whether a mode's weights explain a mismatch; for a logged number, nothing else may."""
     name = f"weights_of_{mode}"
     explanations = [] if judgement.clues is None else judgement.clues.by_mistake
     is_only = judgement.logged is None or all({name} in parts for parts in explanations)
@@ -101,7 +102,7 @@ def _second_mistake(clues: Clues | None) -> str | None:
 def advice_on_crash(job: Job, message: str, description: Description) -> Judgement | None:
     """Advice if a batch that made a step crash is one that the framework never makes itself.
 
-    Code that a user puts in place of the framework's may make such a batch all the same.
+    A user's replacement for the framework's code may still make such a batch.
     """
     for found in _properties(job):
         place = description.never_made.get(found)

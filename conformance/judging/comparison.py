@@ -1,6 +1,6 @@
 """Compares two trained jobs: the gradients of tokens, and the numbers that ranks log.
 
-Logged numbers need no formula: a change that must not matter keeps the value of each.
+Logged numbers need no formula: each must keep its value under a change that must not matter.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def changed_gradient(before: Trained, after: Trained) -> Changes:
 def differing_gradients(
     before: Trained, after: Trained, tolerance: float
 ) -> tuple[Gradients, Gradients] | None:
-    """The two steps' gradients, by rank, of the tokens that both have; None if they are equal."""
+    """The gradients in each job of the tokens that both jobs have; None if they are equal."""
     old, new = map(_gradient_by_name, (before, after))
     common = sorted(old.keys() & new.keys())
     one, other = (np.array([of[name] for name in common]) for of in (old, new))
@@ -55,7 +55,7 @@ def differing_gradients(
 
 
 def is_same_gradient(one: Gradients, other: Gradients, tolerance: float) -> bool:
-    """Whether two gradients are equal; each may be off by ``tolerance`` times the largest one."""
+    """Whether gradients are equal, within twice ``tolerance`` times the largest of ``one``."""
     largest = float(np.abs(one[np.isfinite(one)]).max(initial=0.0))
     return np.allclose(one, other, rtol=0.0, atol=2 * tolerance * largest, equal_nan=True)
 
@@ -85,7 +85,7 @@ def is_same(one: float, other: float, tokens: int, dtype: str) -> bool:
     """Whether a number that two runs log is the same up to rounding.
 
     A number without a formula is treated as a mean over tokens. The values of the tokens are
-    assumed to be as large as any value of a batch. The bound is twice that of such a sum, relative
+    assumed to be as large as any value of a batch. The bound is twice that of such a mean, relative
     to the largest value.
     """
     bound = 2 * reported_bound(tokens, dtype, TERM_OPERATIONS)
@@ -120,7 +120,7 @@ def _logged(run: Sequence[Observation]) -> dict[str, list[float]]:
 
 
 def first_of(said: Iterable[str]) -> str:
-    """The first few statements, with the number of the others."""
+    """The first few statements in one sentence, with the number of further statements."""
     named = [*said]
     more = [f"{len(named) - MOST_NAMED} more"] if len(named) > MOST_NAMED else []
     return " and ".join([*named[:MOST_NAMED], *more])

@@ -101,7 +101,7 @@ OF_LOGGED_ROLLOUTS = {Metric.ADVANTAGE: "logged_advantages", Metric.VALUE: "logg
 
 
 def judge_by_conventions(judge: Judge, spec: CheckSpec, trained: Trained) -> Judgement:
-    """Judge by the declared conventions, and by others that may be right as well.
+    """Judge by the declared conventions, and by other conventions that may be right as well.
 
     Where no document says over which mask a term is averaged, both masks are accepted; a mask that
     known versions do not use is advice. A mismatch that is unexplained under the assumed tokens of
@@ -143,7 +143,7 @@ def _doubt(judgement: Judgement) -> tuple[int, float]:
 
 
 def _answers_of_mask(name: str, description: Description) -> list[Declared]:
-    """The possible masks of a term, the declared one first; only that one if it is documented."""
+    """The possible masks of a term, the declared mask first; no other mask if it is documented."""
     declared = description.declared.get(name, Assumed(DenominatorMask.MODIFIED))
     if isinstance(declared, Documented):
         return [{}]
@@ -177,7 +177,7 @@ class _Judged:
         return self.judge(replace(self.trained.declaring(declared), explains=False)).verdict
 
     def judgement(self) -> Judgement:
-        """The judgement by the declared conventions, or by others that may be right as well."""
+        """The judgement by the declared conventions, or by others that may also be right."""
         judgement = self.judge(self.trained)
         if judgement.verdict is Verdict.CONFORMS:
             shown = self._shown_means() or self._shown_convention() or self._shown_selection()
@@ -268,9 +268,8 @@ class _Judged:
     def _other_answer(self, judgement: Judgement) -> Judgement | None:
         """Advice that another answer than the assumed one holds, if all numbers conform to it.
 
-        Where a mean of means is declared, a number that differs from it is no such mean: padding
-        that is averaged in, for example, makes a number wrong both as pooled and as a mean of
-        means.
+        An undocumented mean of means is advice only if none is declared. A number that differs from
+        a declared mean of means is wrong, for example because padding is averaged in.
         """
         is_open = self._is_undocumented_log and not any(self._pooling())
         if is_open and _averages_means(judgement):
@@ -338,7 +337,7 @@ def _deliberate(judgement: Judgement, description: Description) -> Judgement | N
 def _averages_means(judgement: Judgement) -> bool:
     """Whether a diagnosis says that means of a step's parts, samples or prompts are averaged.
 
-    A diagnosis is the likeliest mistake, so a likelier one that gives the same number comes first.
+    If a likelier mistake gives the same number, that mistake is the diagnosis instead.
     """
     name = judgement.diagnosis.name if judgement.diagnosis else ""
     is_of_parts = name in MISTAKES and MISTAKES[name].kind is Kind.PARTS

@@ -1,4 +1,4 @@
-"""Jobs that judges need besides a cell's own, and what such jobs show about a framework."""
+"""Jobs that judging needs besides a cell's own job, and facts about a framework that they show."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MOST_REMEMBERED = 3
 
 
 def _once_per(*fields: str) -> Callable[[_Method], _Method]:
-    """Caches a method's result for all jobs, its first argument, that are equal in some fields."""
+    """Caches a method's result by fields of its first argument and by all further arguments."""
 
     def decorated(find: _Method) -> _Method:
         @wraps(find)
@@ -130,7 +130,7 @@ class FurtherJobs(ABC):
 
     @_once_per("aggregation", "layout", "depth")
     def rescaling(self, job: Job) -> Rescaling | None:
-        """The trainer's rescaling of right gradients, as shown by the trial job for a job."""
+        """The trainer's rescaling of right gradients, as the trial of a job shows it."""
         tried = self.train(trial(job))
         return next(iter(judge_weights(tried).rescalings), None) if tried else None
 
@@ -154,7 +154,7 @@ class FurtherJobs(ABC):
 
     @_once_per()
     def numbers_of_rewards(self, job: Job) -> frozenset[str]:
-        """The names of logged numbers that depend on rewards if these determine advantages."""
+        """The names of logged numbers that depend on rewards where rewards determine advantages."""
         for usual in self._steps_of_rewards(job):
             if before := self.train(usual):
                 after = self.train(with_other_rewards(usual))
@@ -162,9 +162,9 @@ class FurtherJobs(ABC):
         return frozenset()
 
     def _steps_of_rewards(self, job: Job) -> Iterator[Job]:
-        """Yield steps with advantages from rewards; several, since layouts may decline some.
+        """Yield jobs that compute advantages from rewards; several, since layouts may decline some.
 
-        Steps of a critic come last, since a critic's estimator normalises no rewards.
+        Jobs with a critic come last, since a critic's estimator normalises no rewards.
         """
         offered = self.description.objectives
         estimators = [one for one in FROM_REWARDS[::-1] if one in offered] or [job.objective]

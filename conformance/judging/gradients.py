@@ -1,7 +1,7 @@
 """Judges gradients that are more than a token's weight times a known derivative.
 
-The terms of a combined loss each have an aggregation of their own, the derivative of an off-policy
-loss is 0 for clipped tokens, and the framework may compute advantages itself.
+In a combined loss, each term has an aggregation of its own. In an off-policy loss, the derivative
+is 0 for clipped tokens. In other losses, the framework computes the advantages itself.
 """
 
 from __future__ import annotations
@@ -208,9 +208,9 @@ def _wrong_coefficient(explained: Explained) -> Judgement:
 
 
 def _partial_loss_mismatch(measurement: Measurement, judgement: Judgement) -> Judgement | None:
-    """The mismatch if only the first or last micro-batch of each rank keeps the router's losses.
+    """The mismatch if each rank keeps router losses only in or only before its last micro-batch.
 
-    The number of a micro-batch's samples is its weight.
+    Each micro-batch is weighted by its number of samples.
     """
     context, found = measurement.context, float(measurement.observed[0])
     placement, diagnosis = context.placement, judgement.diagnosis
@@ -276,8 +276,8 @@ def _advantages(
 def condition(objective: Objective, tokens: PolicyTokens) -> float:
     """The condition number of a derivative, relative to rounding errors of its parts.
 
-    In SAPO, 1 - σ is small where the sigmoid's input is large, and its error is a rounding of 1. In
-    other losses a penalty may cancel most of the policy loss.
+    In SAPO, 1 - σ is small where the sigmoid's input is large, but its rounding error is that of a
+    number near 1. In kl-cov and DRO, a penalty may cancel most of the policy loss.
     """
     if objective is Objective.SAPO:
         return float(np.exp(policy_losses.gate_inputs(tokens, CONSTANTS)).max(initial=1.0))

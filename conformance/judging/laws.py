@@ -2,7 +2,7 @@
 
 The gradient is compared with the reference, as in every step. Logged numbers need no formula: each
 must keep its value. Numbers that have a check of their own are left out. A column that must be
-constant gets a gradient instead, which must stay 0.
+constant is checked otherwise: it is given so that it could receive a gradient, which must stay 0.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ def _changed_by_poison(
 
 
 def _comparable(observation: Observation, unnamed: Set[str]) -> Observation:
-    """An observation that logs the unnamed numbers and all metrics of tokens, NaN for None."""
+    """An observation that logs the unnamed numbers and all metrics of tokens, with NaN for None."""
     logged = {name: values for name, values in observation.logged.items() if name in unnamed}
     for metric, values in observation.reported.items():
         if metric not in OF_SAMPLES:
@@ -249,7 +249,7 @@ def changed_by_law(cell: MatrixCell, jobs: FurtherJobs) -> Changes:
 
 
 def _unknown(cell: MatrixCell, before: Trained, after: Trained, jobs: FurtherJobs) -> Changes:
-    """The logged numbers without a formula that the law changes, and that a rerun does not."""
+    """The logged numbers without a formula that change under the law but not in a rerun."""
     law = cell.spec.law
     assert law is not None
     by_formula = {

@@ -70,7 +70,7 @@ def _bounds(term: LossTerm) -> tuple[float, float] | None:
 def judge_logged_of_rollouts(trained: Trained, metric: Metric) -> Judgement:
     """Judge the mean over a batch of rollouts that each rank logs.
 
-    Error and bound are relative to the sum of |weight · quantity| and of the scale of rounding
+    Error and bound are relative to the sum of |weight · quantity|, plus the scale of rounding
     errors of advantages.
     """
     reported = _reported(trained, 0, metric)
@@ -93,7 +93,7 @@ def _not_logged(what: str) -> Judgement:
 
 
 def _judged(trained: Trained, metric: Metric, measurements: Sequence[Measurement]) -> Judgement:
-    """The judgement, with the value of each term, named after the metric whose sum it is in."""
+    """The judgement, with the expected value of each term, named after the term and its metric."""
     expected = (
         ExpectedNumber(
             f"{term.metric} in {metric} of {trained.job.objective}, {term.context.scope}",

@@ -1,4 +1,4 @@
-"""Judges the outcome of a cell's job by the function of its check, and by further knowledge."""
+"""Judges the outcome of a cell's job by its check and by what the framework documents."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def judge(spec: CheckSpec) -> Judge:
 
 
 def is_plainly_wrong(cell: MatrixCell, trained: Trained) -> bool:
-    """Whether a cell is a mismatch; not to explain it takes a tenth of the time.
+    """Whether a cell is a mismatch, judged without explaining it, which takes a tenth of the time.
 
     Where only an explanation could show that a step is right, the answer is False.
     """

@@ -1,4 +1,4 @@
-"""Makes a picture of wrong weights: expected and observed ones, in runs of equal tokens."""
+"""Makes a picture of wrong weights: expected and observed weights, in runs of equal tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Judges how a framework handles a configuration: whether it is refused, or which loss it trains.
+"""Judges whether a framework refuses a configuration, or which loss it trains with it.
 
 Malformed logs of micro-batches must be refused as well, even under ``python -O``, which removes
 asserts. Every log case therefore also runs under ``python -O``.
@@ -55,16 +55,16 @@ if TYPE_CHECKING:
 TERM_KL = ("KL", KL_COEFFICIENT)
 
 NOT_BROKEN = frozenset(Verdict) - {Verdict.MISMATCH}
-"""Verdicts under which no rule on configurations is broken: a failed ordinary step breaks none."""
+"""Verdicts that break no rule on configurations, such as the crash of an ordinary step."""
 
 COMPARED = (Demand.SAME, Demand.DEFAULT)
 """Demands on configurations that must train like the default configuration."""
 
 
 def judge_configuration(cell: StartupCell, jobs: FurtherJobs) -> Judgement:
-    """Judge a configuration by the framework's rules, once its settings are known to be passed on.
+    """Judge a configuration by the framework's rules, or an adapter that ignores its settings.
 
-    A configuration that breaks no rule of the framework is not run.
+    A configuration that breaks no rule under the framework's conventions and permits is not run.
     """
     case, description = cell.config_case, jobs.description
     if not case.applies(description.conventions):
@@ -157,7 +157,7 @@ def judge_refusal(case: ConfigCase, message: str, description: Description) -> J
 def judge_acceptance(case: ConfigCase, trained: Trained, plain: Trained | None) -> Judgement:
     """Judge the step that the framework trained with an accepted configuration.
 
-    ``plain`` is the step of the default configuration, if the two are compared.
+    ``plain`` is the step of the default configuration, if the case demands the same weights.
     """
     if plain is not None:
         return _same(case, plain, trained)
@@ -169,7 +169,7 @@ def judge_acceptance(case: ConfigCase, trained: Trained, plain: Trained | None) 
 
 
 def compared_with(case: ConfigCase, job: Job, description: Description) -> Job:
-    """The job with the default configuration, whose weights a case's must equal."""
+    """The job with the default configuration, whose weights the case's job must have."""
     mode = description.default_mode if case.demand is Demand.DEFAULT else job.aggregation.mode
     divisor = job.aggregation.divisor if mode is Mode.CONSTANT else None
     return replace(job, aggregation=Aggregation(mode, divisor), configuration=DEFAULT_CONFIGURATION)
@@ -276,7 +276,7 @@ def _measured(
     observed: NDArray[np.float64],
     expected: NDArray[np.float64],
 ) -> Judgement:
-    """The mismatch with its effect on the gradient, relative to a right configuration's."""
+    """The mismatch with its effect on the gradient, relative to the right gradient."""
     scale, cosine = direction(observed, expected)
     return replace(
         wrong,
@@ -295,7 +295,7 @@ def _not_reduced(
 ) -> Judgement:
     """The mismatch of a custom reducer that is ignored or whose result is rescaled.
 
-    ``mode`` is the judgement of the weights if no reducer were given.
+    ``mode`` is the judgement of the weights by the mode, as if no reducer were given.
     """
     if mode.verdict is Verdict.CONFORMS:
         return mismatch("reducer_ignored", f"{case.says}, and it is not used")

@@ -59,11 +59,11 @@ class Judgement:
     """The bound on the error; None if nothing was measured."""
 
     agreement: float | None = None
-    """`conformance.findings.badness.agreement`, for a mismatch."""
+    """`conformance.findings.agreement.agreement`, for a mismatch."""
 
     scale: float | None = None
     cosine: float | None = None
-    """`conformance.findings.badness.direction`, for a wrong gradient."""
+    """`conformance.findings.agreement.direction`, for a wrong gradient."""
 
     diagnosis: Diagnosis | None = None
     message: str | None = None
@@ -273,7 +273,7 @@ def largest_error(observed: NDArray[np.float64], expected: NDArray[np.float64]) 
     """Largest relative error of a token's weight; None if a weight is not finite.
 
     The error of an inactive token is its weight relative to the step's largest expected weight, or
-    its weight alone if no token is active; it is at least 1 unless the weight is 0.
+    its weight alone if no token is active. The error is at least 1 unless the weight is 0.
     """
     if not np.isfinite(observed).all():
         return None

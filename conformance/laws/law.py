@@ -54,7 +54,7 @@ OF_REWARDS = (
 """Estimators that depend on a mean or a standard deviation of rewards."""
 
 TWIN = 1000
-"""The number added to the ids of a prompt and its rollouts to get those of their copies."""
+"""The number added to the ids of a prompt and its rollouts to get the ids of their copies."""
 
 
 def unchanged(job: Job) -> Job:
@@ -94,7 +94,7 @@ class Law:
     """The objectives that the law is tested with."""
 
     mode: Mode | None = None
-    """The only mode in which the law holds; None if it holds in all."""
+    """The only mode in which the law holds; None if it holds in all modes."""
 
     adds_rewards: bool = False
     """Whether the change adds rewards, so that logged numbers of rewards may change."""
@@ -116,7 +116,7 @@ def _with_rows(job: Job, change: Change) -> Job:
 
 
 def with_other_values(job: Job) -> Job:
-    """The job with other values at every token and sample: logged numbers that stay are counts.
+    """The job with other values at every token and sample; counts keep their logged values.
 
     Rewards keep their signs, since some counts and lengths are taken over samples of one sign. If
     tokens are rejected, one more token is rejected, in a sample without rejected tokens.
@@ -235,7 +235,7 @@ PLACEHOLDERS = 16
     objectives=OF_LOSSES,
 )
 def image_within(rows: Rows) -> Rows:
-    """A response has an image inside, as a tool may return between turns: one token id, repeated.
+    """A response has an image inside, as if a tool returned one: one token id, repeated.
 
     The image's placeholders are masked, and their log-probabilities under the policy mean nothing.
     The law leaves out layouts that cut or distribute samples by length, as the sample gets longer.
@@ -287,7 +287,7 @@ def _masked_twin(row: Row) -> Row:
     is_invariance=False,
 )
 def rewards_shifted(rows: Rows) -> Rows:
-    """Rewards are points of a large score: float32 holds their sums exactly, but no squares."""
+    """Rewards are points of a large score: float32 holds their sums exactly, not their squares."""
     return [replace(row, reward=row.reward + 1024.0) for row in rows]
 
 
@@ -310,7 +310,7 @@ DEFAULTS = Law(
     after=partial(replace, defaults=Defaults.LEFT_OUT),
     objectives=tuple(Objective),
 )
-"""The law that documented defaults are the actual ones, for frameworks that document defaults."""
+"""The law that documented defaults are the actual defaults, if a framework documents defaults."""
 
 AGAIN = Law(
     name="again",

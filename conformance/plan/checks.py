@@ -85,8 +85,8 @@ IRREGULAR = {
     Objective.OTHERS_NORMALISED: ROLLOUTS,
     Objective.REINFORCE_PP_BASELINE: _cases("lone_samples"),
 }
-"""Irregular batches for some estimators; all of them for those that divide by a standard
-deviation of rewards."""
+"""Irregular batches for some estimators; estimators that divide by a standard deviation of rewards
+have all irregular batches."""
 
 LOGGED_OF_ROLLOUTS = {
     Objective.GROUP_CENTRED: (Metric.REWARD, Metric.ADVANTAGE),
@@ -95,9 +95,9 @@ LOGGED_OF_ROLLOUTS = {
     Objective.REINFORCE_PP_BASELINE: (Metric.REFERENCE_LOG_PROB,),
     Objective.GAE: (Metric.RESPONSE_LENGTH, Metric.ADVANTAGE, Metric.VALUE),
 }
-"""Logged numbers of rollouts, by an estimator whose batches show each. The token mean of whitened
-advantages is 0, and the sample mean of centred ones is 0, so both estimators are needed to show
-errors in the mean advantage."""
+"""Logged numbers of rollouts that are checked in the batches of each estimator. The token mean of
+whitened advantages is 0, and so is the sample mean of centred advantages. Both estimators are
+therefore needed to show errors in the mean advantage."""
 
 WITHOUT_PAIRS = frozenset(
     {
@@ -131,9 +131,9 @@ WITHOUT_PAIRS = frozenset(
     Objective.TIS_SEQUENCE,
 }
 """Objectives whose pairs of properties another objective covers: `COMBINED` covers its own terms
-and losses that are reduced like them, PPO's loss covers losses that need no other tokens, and
-`VALUE` covers all losses of a critic. Corrections of sequences share the code of `SEQUENCE_MASKED`,
-and losses that compare tokens do so in one function, for every case."""
+and losses that are reduced like them, PPO's loss covers losses in which each token depends only on
+itself, and `VALUE` covers all losses of a critic. Corrections of sequences share the code of
+`SEQUENCE_MASKED`, and losses that compare tokens do so in one function, for every case."""
 
 SHARDED = _cases(
     "split_groups",
@@ -169,7 +169,7 @@ class CheckSpec:
     """The change that must not matter."""
 
     def takes(self, case: Case) -> bool:
-        """Whether the check uses a case; for cases outside the corpus, their masks decide."""
+        """Whether the check uses a case; for a case outside the corpus, its masks decide."""
         if case in ALL_CASES:
             return case in self.cases
         rejected = any(step.original_mask is not None for step in case.steps)
@@ -353,9 +353,9 @@ def usual_case(objective: Objective) -> Case:
 
 
 def _specs_of_column(law: Law) -> Iterator[CheckSpec]:
-    """Yield the checks of an altered column: of gradients, and with poison of logged numbers.
+    """Yield the checks of an altered column: of gradients, and of logged numbers if poisoned.
 
-    Ratios that overflow where tokens are kept may be logged as they are.
+    Ratios that overflow at kept tokens may be logged as they are, so their logs are not checked.
     """
     [objective] = law.objectives
     cases = _cases("uneven_lengths") if law.attached or objective in FROM_REWARDS else ONE
@@ -369,8 +369,8 @@ def _specs_of_column(law: Law) -> Iterator[CheckSpec]:
 
 
 ALTERED = tuple(chain.from_iterable(map(_specs_of_column, (*POISONS, *CONSTANTS))))
-"""Each altered column, on one layout and on one with context parallelism: poison in gradients and
-in logged numbers, and gradients of constants."""
+"""Checks of each altered column: poison in gradients and in logged numbers, and gradients of
+constants. They run on one layout, in a full plan also on one with context parallelism."""
 
 
 def _usual(check: Check, name: str, objective: Objective, law: Law) -> CheckSpec:
@@ -388,7 +388,7 @@ LAWFUL = tuple(
 """Checks of each law, for every objective that it concerns; one objective's laws share steps."""
 
 DEFAULTED = tuple(_usual(Check.DEFAULTS, one, one, DEFAULTS) for one in DEFAULTS.objectives)
-"""Each objective, for records of frameworks that document defaults of its options."""
+"""A check for each objective, run if the framework documents defaults of its options."""
 
 ALL_SPECS = (*CHECK_SPECS, *ALTERED, *LAWFUL, *DEFAULTED)
 

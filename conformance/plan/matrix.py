@@ -33,7 +33,7 @@ class MatrixCell:
 
     @property
     def id(self) -> str:
-        """Unique, and stable over releases."""
+        """The id of the cell's finding: unique, and stable over releases."""
         return self.spec.finding_id(self.aggregation.mode, self.case.name, self.layout)
 
     @property
@@ -95,7 +95,7 @@ class LogCell:
 
     @property
     def id(self) -> str:
-        """Unique, and stable over releases."""
+        """The id of the cell's finding: unique, and stable over releases."""
         return self.spec.finding_id(self.log_case.mode, self.log_case.name, self.layout)
 
     @property
@@ -113,7 +113,7 @@ class GeneratedCell:
 
     mode: Mode
     divisor: float | None
-    """L of `constant` where the user chose one."""
+    """The divisor L of `constant`, if the user chose one."""
 
     layout: Layout
     depth: Depth
@@ -123,7 +123,7 @@ class GeneratedCell:
 
     @property
     def id(self) -> str:
-        """Unique, and stable over releases."""
+        """The id of the cell's finding: unique, and stable over releases."""
         return self.spec.finding_id(self.mode, GENERATED, self.layout)
 
     @property
@@ -152,7 +152,7 @@ MODES_OF_OBJECTIVE = {
 }
 """Modes in which an objective may be declined.
 
-By miles' pull request 1498, sample-normalised terms may not be mixed into `token_mean`, and if a
+By miles' pull request 1498, sample-normalised terms may not be mixed into `token_mean`. If a
 normaliser spans the step, no custom function may change the mask after the step is cut.
 """
 
@@ -161,11 +161,11 @@ def may_decline(cell: MatrixCell) -> bool:
     """Whether the contract allows a framework to decline the cell's job.
 
     It may decline a step without active tokens, as nothing can be computed from it. It may decline
-    prompt groups that are not adjacent: SkyRL documents that it assumes them to be. It may decline
-    samples or rollouts that cannot be divided evenly among the data-parallel ranks: SkyRL asserts
-    that batch sizes are multiples, slime that micro-batches can be aligned. In `prompt_mean` it may
-    decline prompt groups that cannot be divided evenly: miles' pull request 1498 keeps groups whole
-    on a rank.
+    prompt groups that are not adjacent: SkyRL documents that it assumes adjacent groups. It may
+    decline samples or rollouts that cannot be divided evenly among the data-parallel ranks: SkyRL
+    asserts that batch sizes are multiples, slime that micro-batches can be aligned. In
+    `prompt_mean` it may decline prompt groups that cannot be divided evenly: miles' pull request
+    1498 keeps groups whole on a rank.
     """
     steps, dp, mode = cell.case.steps, cell.layout.dp, cell.aggregation.mode
     return (

@@ -34,7 +34,7 @@ def mode_of_advantages(adapter: Adapter, chosen_modes: Collection[Mode] = tuple(
     """The mode in which an adapter's advantages are checked; they do not depend on the mode.
 
     It is a mode that needs no option, since every version has it, or else `sample_mean`. If that
-    mode is not run, it is the first mode that is.
+    mode is not chosen, it is the first of the chosen modes.
     """
     of_record = adapter.framework.modes.values() if adapter.framework else ()
     named = [_mode(text) for text in adapter.mode_names.values()]
@@ -153,9 +153,9 @@ class Plan:
         return quick_jobs(cell for cell in self.cells_of_cases if cell.spec.check in self.checks)
 
     def substitutes(self, is_offered: Callable[[AnyMatrixCell], bool]) -> Substitutes:
-        """The cells that replace those of a quick plan that a framework declines.
+        """The cells that may replace cells of a quick plan that a framework declines.
 
-        A full plan has no further cells that could replace any.
+        A full plan has no substitutes, since it has all cells.
         """
         cells = () if self.size is PlanSize.FULL else self.chosen_of_cases
         return Substitutes(cell for cell in cells if is_offered(cell))

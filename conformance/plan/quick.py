@@ -2,15 +2,15 @@
 
 The condition under which a mistake shows has at most two facts (`conformance.explain.conditions`),
 such as a mode, a property of the case or a property of the layout. So the chosen jobs cover, for
-every check, every pair of a mode, a case and the properties of a layout that any job has. A case of
-production size, which takes seconds, is trained once. Rollouts of several samples do not fill the
-micro-batches of a framework that counts in rollouts, which crashed SkyRL 0.2.0 in packed rows of
-equal micro-batches: these cases are trained in each format and number of micro-batches. Each mode
-sees a step with fewer active tokens than data-parallel ranks, and several steps of one generation.
-Each check sees a step whose ranks, micro-batches, samples and samples of a prompt are different
-numbers, so that a factor identifies one count. A test checks that these jobs still detect all
-mutants, each as one cause. Objectives in `WITHOUT_PAIRS`, which another objective covers, are run
-with every mode, case and property of a layout, but not with every pair.
+every check, every pair among modes, cases and properties of layouts that any job has. A case of
+production size, which takes seconds, is trained once. If a framework counts in rollouts, rollouts
+of several samples do not fill its micro-batches, which crashed SkyRL 0.2.0 with packed rows and
+equal micro-batches. Cases with such rollouts are trained in each format and number of
+micro-batches. Each mode sees a step with fewer active tokens than data-parallel ranks, and several
+steps of one generation. Each check sees a step whose ranks, micro-batches, samples and samples of a
+prompt are different numbers, so that a factor identifies one count. A test checks that these jobs
+still detect all mutants, each as one cause. Objectives in `WITHOUT_PAIRS`, which another objective
+covers, are run with every mode, case and property of a layout, but not with every pair.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Combination = tuple[str, ...]
 
 
 OF_PIPELINES = {"pp=2", "pp=4", f"option={Option.INTERLEAVED}"}
-"""Properties of layouts that need not be combined with every case: a pipeline passes on
+"""Properties of layouts that need not be combined with every case. A pipeline passes on
 micro-batches whatever they contain, and its last stage computes the loss as a single stage does."""
 
 IN_ALL_VERSIONS = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
@@ -66,7 +66,7 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
     of_three = {job: {*_triples(sharing)} for job, sharing in of_job.items()}
     chosen = covering(shown)
     known = set[Combination]().union(*(of_three[job] for job in chosen))
-    # These jobs are added afterwards, so that rules for a few jobs do not change the others.
+    # These jobs are added afterwards, so that rules for a few jobs do not change other choices.
     on_top = covering({job: several - known for job, several in of_three.items()})
     return {**chosen, **on_top}
 
@@ -83,8 +83,8 @@ class Substitutes:
         """The cells of jobs that show the combinations that declined jobs were chosen for.
 
         ``ran`` tells for the id of every finding so far whether its job ran. Of jobs that show
-        equally many combinations, those come first that share the fewest parts of their ids with
-        declined findings, where no job with that part ran; then those on few ranks.
+        equally many combinations, those with the fewest doubtful parts in their ids come first,
+        then those on few ranks. A part is doubtful if findings with it were declined and none ran.
         """
         made = [name for name in self._cells if name in ran]
         left = [name for name in self._cells if name not in ran]
@@ -160,8 +160,9 @@ def _triples(sharing: Sequence[MatrixCell]) -> Iterator[Combination]:
     option hides it. Another, which shows only with `SHARED_GENERATION`, divides a step by the
     tokens of all steps of its generation.
 
-    Steps in which all counts differ are trained in each mode, except for `WITHOUT_PAIRS`. A mistake
-    in few modes may still be ambiguous, which a run resolves at its end.
+    Steps in which all counts differ are trained in each mode, except for objectives in
+    `WITHOUT_PAIRS`. A mistake that shows in few modes may still be ambiguous, which a run resolves
+    at its end.
     """
     case, layout, mode = sharing[0].case, sharing[0].layout, sharing[0].aggregation.mode
     found: list[Combination] = []
@@ -258,7 +259,7 @@ def layout_properties(layout: Layout) -> tuple[str, ...]:
 
 
 def pairwise(layouts: Iterable[Layout]) -> list[Layout]:
-    """A subset of layouts with all pairs of properties of the given ones, small worlds first."""
+    """A subset of layouts with all pairs of properties of all layouts, small worlds first."""
     by_size = sorted(layouts, key=lambda layout: layout.world_size)
     pairs = {one: {*combinations(layout_properties(one), 2)} for one in by_size}
     return sorted(covering(pairs), key=lambda layout: layout.world_size)

@@ -33,10 +33,10 @@ LEAST_OF_A_FORMAT = 0.2
 layouts in a format that only old versions support."""
 
 UNKNOWN = 0.01
-"""The weight of a job of a kind without a scout, as when only laws or poison are checked."""
+"""The weight of a job whose kind has no scout, as when only laws or poison are checked."""
 
 OF_ALL_CHECKS = 4
-"""One in this many jobs is taken from a check, or a mode, without any findings so far."""
+"""One in this many jobs is taken from a check or a mode that has no findings yet."""
 
 OF_SEVERAL_STEPS = 3
 """The factor for a batch with several steps: few cases have several, and only they show a number
@@ -50,8 +50,8 @@ class Layouts:
     """The layouts of a review."""
 
     usual: tuple[Layout, ...]
-    """The layout on which most mistakes show, the layout of most users, and one with a single rank,
-    on which cases run that cannot be cut for the others."""
+    """The layout on which most mistakes show, the layout of most users, and a layout with a single
+    rank, which runs cases that cannot be cut for several ranks."""
 
     special: tuple[Layout, ...] = ()
     """The smallest layouts with a pipeline, tensor parallelism or a layout option, which run code
@@ -196,7 +196,7 @@ class Order:
         self._made -= 1
 
     def upcoming(self) -> Turn | None:
-        """The next job, which stays the next one; None if no job would show anything new."""
+        """The next job, without taking it; None if no job would show anything new."""
         if self._upcoming is None:
             self._upcoming = self._scout() or self._next()
         return self._upcoming
@@ -246,7 +246,7 @@ class Order:
         return best if best is not None and gains[best] else None
 
     def _weight(self, kind: Kind, weights: Mapping[Kind, float]) -> float:
-        """The weight of a kind, or else of the same objective in another mode."""
+        """The weight of a kind, or else of the same objective and layout in another mode."""
         if kind in weights:
             return weights[kind]
         alike = [one for one in weights if (one.objective, one.layout) == (kind[0], kind[2])]
@@ -285,9 +285,10 @@ def _kind(cell: MatrixCell) -> Kind:
 
 
 def _facts(cell: MatrixCell) -> Iterator[Hashable]:
-    """Yield the facts that a cell shows: mode with layout, and for the policy loss, every case.
+    """Yield the facts that a cell shows, such as its mode with its layout, and its case.
 
-    A cell of a law, or of an altered column, shows three facts.
+    A cell of the policy loss also shows its mode with its case. A cell of a law, or of an altered
+    column, shows three facts.
     """
     slug, mode, case = cell.spec.slug, cell.aggregation.mode, cell.case.name
     if isinstance(cell, StartupCell):

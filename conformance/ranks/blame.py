@@ -5,7 +5,7 @@ attribute that the stub lacks, or lacks an option that the adapter sets, the fra
 wrong: the adapter does not support this version.
 
 A deliberate error counts as a refusal only before training. Once a micro-batch of the job has been
-trained, it counts as a crash: it is often about rows that the framework added itself.
+trained, it counts as a crash, since it is then often about rows that the framework added itself.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class _Stack:
         ]
 
     def is_of_framework(self, module: str) -> bool:
-        """Whether a module is the framework's: for an adapter without a package, one next to it."""
+        """Whether a module is the framework's or, without a package, next to the adapter."""
         package = self.adapter.package
         return _is_in(module, self._homes if package is None else {package})
 
@@ -182,7 +182,7 @@ def _lacks_its_own_module(error: BaseException, stack: _Stack) -> bool:
 
 
 def _asked_too_much(error: BaseException, stack: _Stack) -> bool:
-    """Whether the framework asked an object of the adapter for an attribute that it lacks."""
+    """Whether the framework asked for an attribute or a call that the adapter lacks."""
     if isinstance(error, AttributeError):
         return _is_made_by_ours(error.obj, error.name, stack)
     return isinstance(error, TypeError) and _was_called_wrongly(str(error), stack)
@@ -214,7 +214,7 @@ def _functions(module: str) -> Iterator[str]:
 
 
 def _is_made_by_ours(thing: Any, attribute: str | None, stack: _Stack) -> bool:
-    """Whether the adapter made an object: a stub, or an instance without its constructor."""
+    """Whether the adapter made an object: a stub, or an instance whose constructor was skipped."""
     if is_stub(thing) or stack.is_ours(_module_of(thing)):
         return True
     kind = type(thing)
@@ -276,7 +276,7 @@ def _callee(entry: TracebackType) -> Any:
 
 
 def _resolved(expression: ast.expr, names: dict[str, Any]) -> Any:
-    """The value of a dotted name; None if it has no value, or the expression is no dotted name."""
+    """The value of a dotted name; None if it has none, or if the expression is something else."""
     if isinstance(expression, ast.Name):
         return names.get(expression.id)
     if isinstance(expression, ast.Attribute):
@@ -286,7 +286,7 @@ def _resolved(expression: ast.expr, names: dict[str, Any]) -> Any:
 
 
 def _module_of(thing: Any) -> str:
-    """The module where a module, class or function was made, or the class of another object."""
+    """The name of a module, or of the module that defines a function or an object's class."""
     if inspect.ismodule(thing):
         return thing.__name__
     if not isinstance(thing, type) and not inspect.isroutine(thing):

@@ -91,7 +91,7 @@ class Marks:
         self._file = file
         self._lines = lines
         self.places: list[Place] = []
-        """The changed statements inside functions; others run on import."""
+        """The changed statements inside functions; all other statements run on import."""
 
         self.is_of_module = False
         """Whether a changed statement runs on import, and is not itself an import."""

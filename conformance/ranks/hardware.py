@@ -80,7 +80,7 @@ class Hardware:
     def of(cls, device: str, backend: str | None, ranks: int, dtype: str = Dtype.FLOAT32) -> Self:
         """Check the options of a user for a number of ranks on this machine.
 
-        Without a backend, it is nccl if each rank has a GPU of its own, else gloo.
+        The default backend is nccl if each rank has a GPU of its own, else gloo.
 
         Raises:
             InvalidSettingsError: an option has an unknown value.
@@ -118,7 +118,7 @@ def choice(known: type[_Choice], option: str, text: str) -> _Choice:
     """The value of an option as a member of ``known``.
 
     Raises:
-        InvalidSettingsError: the text is no known value.
+        InvalidSettingsError: the text is not a known value.
     """
     try:
         return known(text)

@@ -121,7 +121,7 @@ class LogProcess:
         return path.read_bytes() if path.exists() else b""
 
     def _crash_of_all(self, message: str) -> Mapping[str, LogOutcome]:
-        """A crash of every case: a process that died on one case left no outcomes of the others."""
+        """A crash of every case, since a process that died on one case left no outcomes at all."""
         return dict.fromkeys(self._names, LogOutcome(kind="crashed", log={}, message=message))
 
 

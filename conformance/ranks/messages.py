@@ -101,7 +101,7 @@ class Observed:
     """The operations of the rank, in a job that is recorded."""
 
     held: tuple[tuple[float, ...], ...] = ()
-    """The original values of each replacement."""
+    """The original entries at each call of a replaced operation."""
 
 
 @dataclass(frozen=True)

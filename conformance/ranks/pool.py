@@ -66,7 +66,7 @@ class Ran:
     """The operations of each rank, if the job is recorded."""
 
     held: tuple[tuple[tuple[float, ...], ...], ...] = ()
-    """The original values of each replacement on each rank."""
+    """The original entries on each rank at each call of a replaced operation."""
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class RankPool(AbstractContextManager["RankPool"]):
     def drain_framework_seconds(self) -> float:
         """Seconds in the framework's own code since the last call, of each job's slowest rank.
 
-        The time until a refusal or a failure counts.
+        The time until a refusal or a failure counts too.
         """
         seconds, self._framework_seconds = self._framework_seconds, 0.0
         return seconds
@@ -257,7 +257,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         return self._world
 
     def _send(self, message: object, connections: list[Connection]) -> list[_Answer]:
-        """Send a message to every rank, up to the first dead one."""
+        """Send a message to every rank, up to the first dead rank."""
         for rank, connection in enumerate(connections):
             try:
                 connection.send(message)
@@ -402,7 +402,7 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
     declined = [reply for reply in by_rank if isinstance(reply, Declined)]
     observed = [reply for reply in by_rank if isinstance(reply, Observed)]
     if failures:
-        likeliest = max(failures, key=lambda failure: failure.blame)  # the lowest if equal
+        likeliest = max(failures, key=lambda failure: failure.blame)  # the lowest rank if equal
         if declined and likeliest.blame in (_Blame.WAITED, _Blame.MISMATCHED):
             return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
         if observed and likeliest.outcome.verdict is Verdict.REFUSED:

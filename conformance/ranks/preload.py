@@ -1,6 +1,6 @@
 """Prepares a process before it becomes a rank.
 
-The fork server imports this, so that ranks start with the framework already in memory.
+The fork server imports this module, so that ranks start with the framework already in memory.
 """
 
 from __future__ import annotations

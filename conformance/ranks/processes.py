@@ -49,7 +49,7 @@ FATAL = "Fatal Python error:"
 """The line of `faulthandler` before the stacks of a process that a signal kills."""
 
 STACK = re.compile(r"^(?:Current thread|Thread) 0x.*\n(?:  File .*\n?)+", re.MULTILINE)
-"""The stack of the running thread, or of another one, the most recent call first."""
+"""The stack of the running thread, or of another thread, the most recent call first."""
 
 SECONDS_TO_PRINT = 3.0
 """Seconds for a process to print the stacks of its threads."""
@@ -57,8 +57,8 @@ SECONDS_TO_PRINT = 3.0
 CURRENT = "Current thread 0x"
 
 POLLING = ("gloo_tcp_loop", "pt_gloo_runloop")
-"""Names of the threads of gloo's process groups, which poll: those of Megatron's dozens of groups
-use some hundredths of a core while all ranks wait."""
+"""Names of gloo's polling threads. With Megatron's dozens of process groups, they use some
+hundredths of a core while all ranks wait."""
 
 RACED_SIZES = re.compile(r"\d+ vs \d+(?=\. Received data size)")
 """Sizes in gloo's error on a collective mismatch, which differ from run to run as ranks race."""
@@ -92,7 +92,7 @@ class RankProcess(Protocol):
         """Kill the process."""
 
     def reap(self) -> None:
-        """Wait for that end."""
+        """Wait until the killed process has ended."""
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class LocalProcess:
         self._process.kill()
 
     def reap(self) -> None:
-        """Wait for that end."""
+        """Wait until the killed process has ended."""
         self._process.join()
         self._process.close()
 

@@ -35,7 +35,7 @@ class SideBySide(AbstractContextManager["SideBySide"]):
     def outcomes(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
         """Yield the outcomes of jobs in their order, while the next jobs run.
 
-        Jobs that have begun when the caller wants no more are ended first.
+        If the caller stops early, jobs that have begun are completed first.
 
         Raises:
             StartError: the framework cannot be imported.

@@ -17,20 +17,20 @@ SECONDS_OF_QUIET = 5.0
 """Seconds without CPU time on any rank after which a job counts as hanging."""
 
 QUIET_IN_A_TRIAL = 1.0
-"""The same for a job with an edited statement or a replaced value, whose ranks often wait at
-different collectives."""
+"""Seconds without CPU time for a job with an edited statement or a replaced value; its ranks often
+wait at different collectives."""
 
 SHARE_AT_WORK = 0.015
-"""The smallest share of a core that a working rank uses, as dozens of processes may share the core;
-ranks that waited for each other in making a process group used 0.004."""
+"""The smallest share of a core that a working rank uses, as dozens of processes may share the core.
+Ranks that waited for each other to make a process group used 0.004."""
 
 
 class Patience:
     """Stop waiting for ranks once none of them is at work, at the latest after ``limit``.
 
     Ranks are examined every ``quiet`` seconds, at least twice; ``at_work`` are the ranks that used
-    CPU time between the last two times. If no hang is expected, the stacks of quiet ranks must also
-    show that they wait.
+    CPU time between the last two examinations. If no hang is expected, the stacks of quiet ranks
+    must also show that they wait.
     """
 
     def __init__(self, limit: float, quiet: float, *, expects_a_hang: bool = False) -> None:

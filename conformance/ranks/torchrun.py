@@ -42,7 +42,7 @@ SECONDS_TO_LEAVE = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A process in torchrun's launch: ``local`` fields are of its machine, the others of all."""
+    """A process in torchrun's launch; ``local`` fields are of its machine only."""
 
     rank: int
     world_size: int
@@ -154,7 +154,7 @@ class RemoteWorkers:
         for orders in self._orders.values():
             with suppress(OSError):
                 orders.send(Shutdown(status))
-        # torchrun kills the others once this process has failed; they must clean up before.
+        # torchrun kills the other processes once this one has failed; they must clean up first.
         deadline = time.monotonic() + SECONDS_TO_LEAVE
         staying = set(self._orders.values())
         while staying and (leaving := wait(staying, max(deadline - time.monotonic(), 0))):
@@ -254,7 +254,7 @@ def _follow(orders: Connection, address: Address, slot: HostSlot) -> int:
 
 
 def _obey(order: WorkerCommand, process: LocalProcess, orders: Connection) -> LocalProcess | None:
-    """Follow an order; returns the process of the rank after it, if there is one."""
+    """Follow an order; returns the rank's process, or None once it is killed."""
     if order is WorkerCommand.TELL_ITS_DEATH:
         orders.send(process.death())
         return process

@@ -188,7 +188,7 @@ def _enter(world: World, old: Rank, spec: WorkerSpec) -> Rank:
 
 
 def _device(hardware: Hardware, slot: HostSlot) -> str:
-    """The device of a rank, which is torch's current one from here on; ranks share GPUs in turn.
+    """The device of a rank, made torch's current device; ranks are dealt to GPUs in turn.
 
     Raises:
         RuntimeError: the machine has no GPU.
@@ -210,7 +210,7 @@ def _settle(slot: HostSlot) -> None:
     """Make this process log to its file, yield to other processes, and die with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)  # child processes of the framework join the group
-    # The ranks' folder is removed with the temporary files of killed ranks.
+    # So the temporary files of killed ranks are removed with the ranks' folder.
     tempfile.tempdir = os.environ["TMPDIR"] = str(slot.log.parent)
     _die_with_the_fork_server()
     with slot.log.open("ab", buffering=0) as log:

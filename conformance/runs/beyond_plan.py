@@ -37,7 +37,7 @@ def made(
 def made_and_recorded(
     cell: MatrixCell, recorder: FindingRecorder, jobs: SharedJobs, header: str = ""
 ) -> Finding:
-    """The finding of a cell that the plan does not have, once it is made and recorded.
+    """Makes, records and returns the finding of a cell that the plan does not have.
 
     Raises:
         HarnessFaultError: no verdict of the run can be relied on.

@@ -37,7 +37,7 @@ SAME = 1e-4
 
 
 class Carried(NamedTuple):
-    """A step's number after each of two other steps, on which it should not depend."""
+    """A number of a step after each of two other steps, on which it should not depend."""
 
     after: tuple[str, str]
     numbers: tuple[float, float]
@@ -79,7 +79,7 @@ def renamed(
 def _carried(
     cell: MatrixCell, candidates: Iterable[MatrixCell], jobs: SharedJobs
 ) -> Carried | None:
-    """The numbers of a cell's job after two other jobs of its kind; None if they are equal."""
+    """A number of a cell's job that two other jobs of its kind change; None if there is none."""
     seen: dict[str, list[float]] = {}
     for other in islice(_others(cell, candidates), 3):
         jobs.run(other.job)

@@ -42,7 +42,7 @@ class _Crashed(BaseException):
 
 
 class _Fault(BaseException):
-    """The harness itself failed, which is no fault of an example; this ends the search too."""
+    """The harness itself failed, which is not an example's fault; this ends the search too."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error

@@ -64,9 +64,9 @@ class SharedJobs(FurtherJobs):
         return self.pool.adapter.layouts()
 
     def expect(self, upcoming: Iterable[MatrixCell]) -> None:
-        """Announce, in order, the cells whose outcomes will be asked for after the next one.
+        """Announce, in order, the cells whose outcomes will be asked for after the next outcome.
 
-        The first of these cells that needs another job has its job begun.
+        The call for the next outcome begins the first of their jobs that has not run.
         """
         self._upcoming = upcoming
 
@@ -81,7 +81,7 @@ class SharedJobs(FurtherJobs):
             self._outcomes[self._running], self._running = self.pool.outcome(), None
 
     def outcome(self, cell: MatrixCell) -> Outcome:
-        """The outcome of the cell's job, which is run unless another cell's request has run it.
+        """The outcome of the cell's job, which is run unless it was run for another cell.
 
         Raises:
             StartError: the framework cannot be imported.

@@ -153,7 +153,7 @@ def _newest_published(distribution: str) -> str:
 
 
 def resolve(adapter: Adapter, text: str | None) -> Source:
-    """The source of ``--source``: ``PATH``, ``PATH@REF``, ``pypi:VERSION``, or the installed one.
+    """The source of ``--source``: ``PATH``, ``PATH@REF``, ``pypi:VERSION``, or as installed.
 
     Raises `SourceError` or `WheelError` if there is no such source or release.
     """

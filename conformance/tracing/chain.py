@@ -67,7 +67,7 @@ def chain(
     """The chain that ends in a node which holds the token's value.
 
     Values in a gradient are divided by ``gradient_unit``, the gradient of a loss of 1. ``number``
-    is the entry of the node that the chain ends in, if the node holds several.
+    is the entry of the node that the chain ends in, if the node has several entries.
     """
     way, entry = [end], Entry(number or 0.0).after(graph.operation(end).contents)
     while (before := graph.before(way[-1], entry)) is not None:

@@ -44,8 +44,9 @@ CHECKED = frozenset(
 """Checks whose gradients or logged numbers are sums over tokens."""
 
 UNTRACED = frozenset({Objective.ROUTER, Objective.WITH_VALUE, *OF_TEACHER, *FROM_REWARDS})
-"""Objectives whose weights are not traced: a router's losses, which are no sum over tokens, the
-combined loss of policy and value head, distillation, and those whose advantages are traced."""
+"""Objectives whose weights are not traced: a router's losses, which are not sums over tokens; the
+combined loss of policy and value head; distillation; and objectives whose advantages are traced
+instead."""
 
 COLUMNS: dict[Metric | Objective, Column] = {
     Metric.POLICY_LOSS: Column.ADVANTAGES,
@@ -96,7 +97,7 @@ def traced_metric(cell: MatrixCell) -> Metric | None:
 
 
 def columns_of(objective: Objective, metric: Metric | None) -> dict[Metric | Objective, Column]:
-    """The column of each term of a logged number, or of the gradient if there is none."""
+    """The column of each term of a logged number, or of the gradient if ``metric`` is None."""
     if metric is not None:
         return {term: COLUMNS[term] for term in coefficients(metric, objective) if term in COLUMNS}
     term = trained_term(objective)

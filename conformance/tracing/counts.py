@@ -38,14 +38,13 @@ ON_STORAGE = "aten.set_."
 """The operation that gives a tensor a storage, such as one sent by another process."""
 
 SHARED = 3
-"""The number of innermost frames of a read that are compared with those of the number's user."""
+"""The number of innermost frames of a read that are compared with the stack of the user."""
 
 CLOSE = 8
-"""The number of innermost frames of a number's user that are compared with those of a read."""
+"""The number of innermost frames of a number's user that are compared with the stack of a read."""
 
 SMALL = 8
-"""The size of the largest tensor that Python numbers are searched in, and the largest number that
-is often the size of something else."""
+"""The size of the largest tensor in which Python numbers are searched."""
 
 COMMON = 2
 """Up to this number, only reads by the function that uses the number are considered, as small
@@ -69,8 +68,9 @@ class Count:
     """A number that weights depend on, with the parts that it was made of.
 
     ``node`` is the operation that made the number, None for a number that only Python knows. ``at``
-    is the number's place among the node's entries, None if it is the sum of all. ``shares`` are the
-    coefficients of a sum's parts, or the powers of the parts of a product that may be rounded.
+    is the number's place among the node's entries, None if it is the sum of all entries. ``shares``
+    are the coefficients of a sum's parts, or the powers of the parts of a product that may be
+    rounded.
     """
 
     value: float
@@ -154,7 +154,7 @@ class Unfolding:
         return Count(number, None, made.how, parts=parts, shares=tuple(made.shares))
 
     def _read(self, entry: Entry) -> Made:
-        """Unfolds a Python number, or a tensor of such, into the tensors it was read from."""
+        """Unfolds a number that Python read, alone or in a tensor, into its source tensors."""
         sources = [*self._sources(entry.value, entry.node)]
         if sources:
             known = (one for one in sources if self._is_known(one))
@@ -165,7 +165,7 @@ class Unfolding:
     def _summed(self, number: float, user: Node) -> list[Entry]:
         """Entries that one line read one by one and whose sum is the number.
 
-        The line is in a function of the user's stack, or in one that such a function called.
+        The line is in a function of the user's stack, or in a function that such a function called.
         """
         users = {_function(line) for line in self.graph.operation(user).stack}
         read: dict[Line, list[Entry]] = {}
@@ -179,7 +179,7 @@ class Unfolding:
         return next(sums, [])
 
     def _is_known(self, entry: Entry) -> bool:
-        """Whether it is known how an entry was made, so that its value is no coincidence."""
+        """Whether it is known how an entry was made, so that its value is not a coincidence."""
         made = self._made(entry)
         while made.how is How.SAME and isinstance(made.parts[0], Entry):
             made = self._made(made.parts[0])
@@ -326,7 +326,7 @@ def _of_whole(value: float, operands: Operands, operation: Operation) -> Made | 
 
 
 def _of_sum(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """Explains a value as a sum or difference of one entry of each operand, or with a number."""
+    """Explains a value as a sum or difference of operands, or of an operand and a number."""
     sign = -1.0 if _kind(operation) == "sub" else 1.0
     parts: list[Entry | float] = [one[0] for one in operands]
     parts += [one for one in operation.numbers[:1] if len(operands) == 1]

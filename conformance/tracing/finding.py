@@ -81,7 +81,7 @@ def trace_finding(
 def traces_of_causes(
     causes: Iterable[Cause], settings: Settings, prover: Prover, folder: Path | None = None
 ) -> Iterator[tuple[str, CauseTrace]]:
-    """Yield a finding's id and trace for causes of wrong gradients or logs, as they are made.
+    """Yield the ids and traces of findings for causes of wrong gradients or logs, as they are made.
 
     If a folder is given, the recorded operations are written to it.
 
@@ -92,7 +92,7 @@ def traces_of_causes(
     plan = settings.plan
     cells = {
         cell.id: cell
-        for cell in (*plan.cells(), *plan.chosen_of_cases)  # a quick plan lacks chosen cells
+        for cell in (*plan.cells(), *plan.chosen_of_cases)  # a quick plan lacks some of these
         if isinstance(cell, MatrixCell) and is_traced(cell)
     }
     jobs, several = prover.trials.jobs, [*causes]

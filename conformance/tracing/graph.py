@@ -58,7 +58,7 @@ class Entry(NamedTuple):
     entries: int = 0
 
     def after(self, held: Contents) -> Entry:
-        """The token's entry in the next tensor: at the same place, of equal size or the largest."""
+        """The entry in the next tensor: at the same place, else of equal size, else the largest."""
         sizes = [abs(one) for one in held.values]
         if self.place is not None and len(sizes) == self.entries and sizes[self.place]:
             return Entry(sizes[self.place], self.place, self.entries)
@@ -201,9 +201,9 @@ class Graph:
     def logged(self, number: float, rank: int) -> Iterator[Node]:
         """Yield the nodes that may be a number that a rank logs, the likeliest first.
 
-        Nodes that hold the number come first: nodes that Python reads, then others except those of
-        the differentiated loss. Last come all nodes that Python reads. Reads on the rank that logs
-        precede reads elsewhere, and reads of a single number precede those of several.
+        Nodes that hold the number come first: nodes that Python reads, then other nodes except
+        those of the differentiated loss. Last come all nodes that Python reads. Reads on the rank
+        that logs precede reads elsewhere, and reads of a single number precede those of several.
         """
         ends = [node for node, in_gradient in self.painted.items() if not in_gradient]
         ends = sorted(ends, key=lambda node: (node.rank == rank, node.place), reverse=True)

@@ -1,4 +1,4 @@
-"""Hypotheses that a line computed with a wrong value, and that another makes the weight right.
+"""Hypotheses that a line used a wrong value, and that another value makes the weight right.
 
 The input is the trace of a wrong weight; the output is the values that a run can replace.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from conformance.tracing.wrong_weight import WrongWeight
 
 UNSEEN = (GIVEN, OUTSIDE, BUILT, LISTED)
-"""Nodes that are no operations of torch, so that no run can change their results."""
+"""Nodes that are not operations of torch, so that no run can change their results."""
 
 GATHERING = ("c10d.allgather", "c10d.broadcast")
 """Operations by which model wrappers compare models over ranks, at the line that wraps a model."""
@@ -45,7 +45,7 @@ COPYING = ("aten.empty", *GATHERING)
 
 @dataclass(frozen=True, kw_only=True)
 class Hypothesis:
-    """The hypothesis that a value at a line had to be another."""
+    """The hypothesis that a line computed with a wrong value."""
 
     line: Line
     replacement: Replacement
@@ -54,7 +54,7 @@ class Hypothesis:
 
     had: float = 0.0
     needed: float | None = None
-    """The right value of ``had``, the value in the trace; None if other values are added to it."""
+    """The value that should replace ``had``, the traced value; None if other values are added."""
 
     depth: int = 0
     """The distance of the value from the token's loss: parts of a divisor are further away."""
@@ -66,10 +66,10 @@ class Hypothesis:
     """Whether the line only reads a Python number by a name, so that another line may be wrong."""
 
     reason: str = ""
-    """The reason, in words, to blame the line rather than the one whose value is replaced."""
+    """The reason, in words, to blame the line rather than the line whose value is replaced."""
 
     def is_made_of(self, other: Hypothesis, graph: Graph) -> bool:
-        """Whether this value depends on the other, perhaps through Python, or is at its line."""
+        """Whether this value depends on the other, perhaps through Python, or has the same line."""
         if self.line == other.line:
             return True
         if self.factor is not None and self.factor == other.factor:
@@ -83,11 +83,11 @@ class Hypothesis:
 
 
 def hypotheses(trace: Trace) -> list[Hypothesis]:
-    """Hypotheses on the counts that lines had to compute with, best first.
+    """Hypotheses on the counts that lines should have used, best first.
 
     A missing factor may belong to any line, so suspected lines come first, then the framework's own
-    lines, then the lines farthest from the loss. There are none if the token is lost or must be
-    masked, since no count is wrong then.
+    lines, then the lines farthest from the loss. There are no hypotheses if the token is lost or
+    must be masked, since no count is wrong then.
     """
     weight = trace.weight
     if weight is None or not (trace.job.expected and trace.job.observed):
@@ -153,7 +153,7 @@ def _hypothesis(weight: WrongWeight, one: Needed) -> Iterator[Hypothesis]:
     """Yield hypotheses on the line that called an operation, if any.
 
     If the line's function has several callers, there is also a hypothesis on the line that called
-    the function. A line that makes a wrong count of right ones is wrong for all callers.
+    the function. A line that makes a wrong count from right counts is wrong for all callers.
     """
     operation = weight.operation(one.node)
     if not _can_be_replaced(operation):
@@ -229,7 +229,7 @@ def _called(one: Hypothesis, operation: Operation, graph: Graph) -> Hypothesis:
 
 
 def _replaced(weight: WrongWeight, one: Needed) -> Node:
-    """The node of the operand or result whose value had to be another."""
+    """The node of the operand or result that should have had another value."""
     is_operand = one.operand is Operand.TENSOR
     return weight.chain.graph.inputs(one.node)[one.position] if is_operand else one.node
 

@@ -94,7 +94,7 @@ def counts_placed(
 
 
 def moves(run: OrdinaryRun, held: Entries, marked: NDArray[np.float64]) -> bool:
-    """Whether the mark of an entry changes a weight."""
+    """Whether the mark of at least one entry changes a weight."""
     return any(
         _marked(float(marked[rank, token] / run.observed[rank, token]), held)[0] is not None
         for rank, token in np.argwhere(run.observed)

@@ -1,6 +1,6 @@
 """Proves which line is a cause, by runs in which the line computes with the needed values.
 
-A line is proven if all findings of its cause conform in these runs, and no other line achieves it.
+A line is proven if all findings of its cause conform in these runs, and in no run of another line.
 """
 
 from __future__ import annotations
@@ -77,14 +77,14 @@ class Prover:
         """The number of traces for whose lines no time was left."""
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
-        """The suspected lines of a trace, the line first with which the findings conform.
+        """The suspected lines, first lines whose other values make the findings conform.
 
         The first of ``cells`` is the traced cell. If a value and its parts all make the findings
-        conform, the innermost part is proven. If independent values at several lines do so, none
-        is proven: a weight that is off by the number of ranks or micro-batches can be corrected at
-        any line. For such a weight only suspected lines are tried, and a line is proven only if it
+        conform, the innermost part is proven. If independent values at several lines do so, none is
+        proven. A weight that is off by the number of ranks or micro-batches can be corrected at any
+        line. For such a weight only suspected lines are tried, and a line is proven only if it
         makes the needed value and nothing uses it. If the time is over, no line is proven, as the
-        innermost may not have been tried.
+        innermost part may not have been tried.
         """
         begin = time.monotonic()
         self.trials.until = begin + self._left * SHARE_OF_A_CAUSE
@@ -187,7 +187,7 @@ class _Proof:
         return [(one, name) for one in tried if (name := self._name(one)) is not None]
 
     def _innermost(self) -> list[_Named]:
-        """The hypotheses that hold; of a value and its parts, only those on the innermost.
+        """The hypotheses that hold; of a value and its parts, only those on the innermost part.
 
         Hypotheses with a count of the reference come before those with a product or quotient of
         counts, which may only undo the mistake of another line.
@@ -227,7 +227,7 @@ class _Proof:
     def _name(self, one: Hypothesis) -> str | None:
         """The name of the value with which all findings conform; None if there is none.
 
-        None too if the line has the value on purpose, and another line misuses it.
+        The name is also None if the line has the value on purpose, and another line misuses it.
         """
         counts = counts_of_step(self.first.contexts[0])
         names = {
@@ -256,7 +256,7 @@ class _Proof:
         return any(self._is_right(one, name, run) for run in of_modes)
 
     def _is_right(self, one: Hypothesis, name: str, run: OrdinaryRun) -> bool:
-        """Whether a conforming run depends on a line's value, and that is not the named count."""
+        """Whether a conforming run depends on a line's value, which is not the named count."""
         ran = self.trials.ran(run, replaced=one.replacement)
         if ran is None:
             return False

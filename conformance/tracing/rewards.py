@@ -131,8 +131,8 @@ def _wrong_weight(
 def _paints(job: Job) -> list[Paint]:
     """The inputs to paint in turn: rewards of samples, and values or divergences of tokens.
 
-    Each painted value is that of a token in the middle of its sample, as it affects several
-    advantages: if it affected only one, whitening would hide its scale.
+    Each painted value is that of a token in the middle of its sample, so that it affects several
+    advantages. If it affected only one, whitening would hide its scale.
     """
     columns = [Column.REWARDS]
     columns += [column for column, readers in PAINTED_OF.items() if job.objective in readers]

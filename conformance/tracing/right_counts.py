@@ -74,7 +74,7 @@ class RightCounts:
         ]
 
     def ingredient(self, number: float) -> str | None:
-        """The name of the count in the right divisor that equals a number; None without one."""
+        """The name of the count in the right divisor that equals a number; None if none does."""
         return _words(number, self._ingredients)
 
     def is_size(self, number: float) -> bool:

@@ -1,6 +1,6 @@
 """The reference's counts of the parts of a step, by name and in order.
 
-A line that computes one number for each micro-batch, sample or rank had to compute these counts.
+A line that computes a number for each micro-batch, sample or rank should compute these counts.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PARTS = (
 
 
 def ordered_as(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entries]:
-    """The named values, shaped like the values that a line has; only those that fit in number.
+    """The named values, cut like the values that a line has; left out if their number does not fit.
 
     A line may compute all values at each call, or one after the other, perhaps repeatedly.
     """
@@ -74,7 +74,7 @@ class LeftOut(NamedTuple):
 
 
 def left_out(held: Entries, of_ranks: OfRanks) -> LeftOut | None:
-    """The parts that a line leaves out; None if one of its values is no right count of a part.
+    """The parts that a line leaves out; None if one of its values is not a right count of a part.
 
     If the line has all parts one after the other, it may keep only the last part of each rank.
     """

@@ -1,7 +1,7 @@
 """Reads a framework's source to follow numbers of plain Python, which no operation of torch makes.
 
-A line that computes with a Python number has it by a name, which was assigned in the same function
-or passed by a caller.
+A line that computes with a Python number refers to it by a name, which was assigned in the same
+function or passed by a caller.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Scope:
         return [node.id for node in self.nodes(ast.Name) if isinstance(node.ctx, ast.Load)]
 
     def assignment(self, name: str) -> int | None:
-        """The last line before this one that assigns a variable, in the innermost such function."""
+        """The last earlier line that assigns a variable, in the innermost function that has one."""
         for function in reversed(self.functions):
             lines = [
                 node.lineno
@@ -138,7 +138,7 @@ def _extended_by(node: ast.AST) -> str:
 
 
 def function_at(line: Line) -> tuple[str, int]:
-    """The file and first line of the function around a line, which may have comprehensions."""
+    """The file and first line of the function around a line, ignoring comprehensions."""
     scope = scope_of(line)
     return line.file, first_line(scope.functions[-1]) if scope else 0
 
@@ -181,7 +181,7 @@ def _nodes(function: Function) -> tuple[ast.AST, ...]:
 
 
 def functions_named(file: str, name: str) -> Iterator[Function]:
-    """Yield the functions of a name in a file, or in the modules from which the file imports it."""
+    """Yield the functions of a name in a file, or in modules from which it imports the name."""
     for one in (file, *_imported_from(file, name)):
         yield from (function for function in functions_of(one) if function.name == name)
 
@@ -200,7 +200,7 @@ def _imported_from(file: str, name: str) -> tuple[str, ...]:
 
 
 def first_line(function: Function) -> int:
-    """The first line of a function, which is that of its first decorator if it has any."""
+    """The first line of a function, including its decorators."""
     return min(one.lineno for one in (function, *function.decorator_list))
 
 

@@ -187,7 +187,7 @@ class _ToGradient(_Tracer):
             derivative = abs(float(batch.split(batch.dloss_dlogprob)[step_index][place]))
             log_ratio = batch.policy_tokens_of_step(step_index).log_ratios[place]
         of_tokens = self._weights(painted.observations, step_index)
-        if column is Column.ADVANTAGES and not derivative:  # its weight is its gradient
+        if column is Column.ADVANTAGES and not derivative:  # the weight is the gradient
             plain = self._batch()
             advantages = plain.split(np.concatenate(plain.raw_advantages))[step_index]
             derivative = painted_value(column) / abs(float(advantages[place]))

@@ -78,10 +78,11 @@ class Trials:
         return tuple(step_context(job, index, ran, self.jobs.description) for index in steps)
 
     def _is_cut_alike(self, run: OrdinaryRun, ran: Sequence[Observation]) -> bool:
-        """Whether a run has each token on the ranks, and in the forward passes, of the unchanged.
+        """Whether a run holds each token on the same ranks and passes as the unchanged run.
 
-        If not, a finding may conform because the step no longer has what is wrongly handled. Where
-        the unchanged run lacks tokens, they may be what a change brings back.
+        If not, a finding may conform only because the step no longer shows the mistake. Steps that
+        lack tokens in the unchanged run are not compared, since a right change may bring the tokens
+        back.
         """
         cuts = (
             [one.forward_pass_of_token for one in pair]
@@ -144,9 +145,9 @@ class Trials:
             yield begun.popleft(), self._is_right(run, outcome)
 
     def _is_right(self, run: OrdinaryRun, outcome: Outcome) -> bool:
-        """Whether a changed run of a finding's job conforms, with the tokens of the unchanged.
+        """Whether a changed run of a finding's job conforms and is cut like the unchanged run.
 
-        The other findings of the job that conform unchanged must also conform.
+        Other findings of the job that conform in the unchanged run must also conform.
         """
         if not isinstance(outcome, Ran):
             return False
@@ -182,7 +183,7 @@ class Trials:
         yield from filter(None, (self.ordinary(replace(cell, case=case)) for case in others))
 
     def _conforming_beside(self, run: OrdinaryRun) -> list[MatrixCell]:
-        """The other findings of a run's job that conform unchanged, such as its logged numbers."""
+        """Other findings of an unchanged run's job that conform, such as its logged numbers."""
         cell, ordinary = run.cell, Ran(run.observations)
         if cell.id not in self._beside:
             same = (replace(cell, spec=spec) for spec in CHECK_SPECS)

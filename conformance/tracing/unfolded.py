@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 LARGEST_DENOMINATOR = 100_000
 
 LARGEST_NUMERATOR = 1000
-"""The largest denominator and smaller term of a number that is shown as a fraction."""
+"""A number is shown as a fraction up to this denominator, if one term is at most the numerator."""
 
 DEEPEST = 6
 """The depth to which a divisor is unfolded by default."""

@@ -12,9 +12,9 @@ class LossConstants:
     Ratios are clipped to [1 - ``clip_low``, 1 + ``clip_high``]. For negative advantages, dual clip
     bounds the ratio by ``dual_clip`` (c). SAPO has a temperature (τ) for each sign of the
     advantage. ``kl_penalty`` (β) is kl-cov's and DRO's coefficient. ``truncation`` (C) bounds
-    importance ratios. Sequences are kept if their mean ratio, or the product of their ratios, is
+    importance ratios. Sequences are kept if the geometric mean or the product of their ratios is
     between ``kept_low`` and ``kept_high``; ``kept_low`` is also the lower bound where
-    ``truncation`` is the upper one. Outliers are ratios outside ``outlier_low`` to
+    ``truncation`` is the upper bound. Outliers are ratios outside ``outlier_low`` to
     ``outlier_high``. ``value_clip`` bounds how far a critic's value moves
     (`reference.losses.value_losses`).
 

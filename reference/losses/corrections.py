@@ -1,32 +1,33 @@
 """Derivatives of policy losses that are corrected, or that select tokens, in float64.
 
 A, r, ε, β and sg are defined in `reference.losses.policy_losses`; q is the ratio of the old policy
-to that of the rollouts. Bounds on q are b and B, its truncation is C. Corrections multiply ppo by a
+to the rollout policy. Bounds on q are b and B, its truncation is C. Corrections multiply ppo by a
 factor without gradient:
 
     tis             min(q, C), of a token or multiplied over a sequence (Yao et al., On the
                     Rollout-Training Mismatch in Modern RL Systems, 2025)
     tis_bounded     q clipped to [b, C]
-    tis_normalised  min(q, C) over its mean over the active tokens of a batch
-    icepop          q, or 0 outside [b, C], of a token or multiplied over a sequence
+    tis_normalised  min(q, C) divided by its mean over the active tokens of a batch
+    icepop          q of a token, or multiplied over a sequence; 0 outside [b, C]
                                                                   arXiv:2510.18855
     sequence_masked q, or 0 unless exp(mean of log q over the sequence) is in [b, B]
     product_masked  1, or 0 unless the product of q over the sequence is in [b, B]
     outlier_masked  1, or 0 where q of any token of the sequence is an outlier
     opsm            1, or 0 for A < 0 where the mean of -log r over the sequence is too large
                                                                   arXiv:2512.02556
-    m2po            1, or 0 for the tokens of a batch whose (log r·q)² are the largest, until the
-                    mean of the others is below a bound           arXiv:2510.01161
+    m2po            1, or 0 for the tokens of a batch with the largest (log r·q)², so that the mean
+                    of the other tokens is below a bound          arXiv:2510.01161
 
-reinforce_normalised is -sg(w)·A·log p, where w is min(r, C) over its mean over a batch, and r is
-the ratio to the rollout policy.
+reinforce_normalised is -sg(w)·A·log p, where w is min(r, C) divided by its mean over a batch, and r
+is the ratio of the new policy to the rollout policy.
 
 clip-cov and kl-cov (arXiv:2505.22617) choose tokens by their covariance (A - mean of A)·(log p -
-mean of log p), where means are over the active tokens of a batch. covariance_clipped is ppo, and 0
-between two bounds; covariance_penalised is -r·A, plus β·|log r| for a fraction of the batch whose
-covariances are the largest.
+mean of log p), where means are over the active tokens of a batch. covariance_clipped is ppo, but 0
+for tokens whose covariance is between two bounds. covariance_penalised is -r·A, plus β·|log r| for
+the tokens of a batch with the largest covariances, a fixed fraction of the batch.
 
-Each function returns the derivative of the loss of its name by the token's log-probability.
+Each function returns the derivative of the loss that it is named after, with respect to the token's
+log-probability.
 """
 
 from __future__ import annotations
@@ -54,13 +55,13 @@ def tis_sequence(tokens: PolicyTokens, constants: LossConstants) -> Values:
 
 
 def sequence_masked(tokens: PolicyTokens, constants: LossConstants) -> Values:
-    """PPO's derivative times the token's ratio, 0 if the sequence's mean ratio is out of bounds."""
+    """PPO's derivative times the ratio, 0 if the sequence's geometric mean is out of bounds."""
     corrected = ppo(tokens, constants) * np.exp(tokens.rollout_log_ratios)
     return np.where(kept(tokens.averaged(tokens.rollout_log_ratios), constants), corrected, 0.0)
 
 
 def kept(log_ratios: Values, constants: LossConstants) -> Mask:
-    """Whether a sequence with this log-ratio, a mean or a sum, is kept."""
+    """Whether a sequence is kept, given the mean or the sum of its log-ratios."""
     low, high = constants.kept_low, constants.kept_high
     return np.asarray((np.exp(log_ratios) >= low) & (np.exp(log_ratios) <= high))
 
@@ -95,7 +96,7 @@ def are_largest(covariance: Values, tokens: PolicyTokens, constants: LossConstan
 
 
 def tied(tokens: PolicyTokens, constants: LossConstants) -> Mask:
-    """Whether kl-cov's choice of a token is arbitrary: one of equal covariances, not all chosen.
+    """Whether kl-cov's choice of a token is arbitrary: tokens of its covariance are not all chosen.
 
     The covariances of a batch of two tokens are always equal.
     """

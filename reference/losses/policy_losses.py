@@ -19,10 +19,10 @@ new to the old policy. With clipping bounds ε and sg for stop-gradient,
 
 `reference.losses.corrections` has losses that are corrected, or that compare the tokens of a batch.
 
-Each function returns the derivative of the loss of its name, 0 for clipped tokens. The derivative
-of a sequence's ratio s with respect to the log-probability of each of its M_i tokens is s / M_i,
-and M_i tokens have the loss: together they give -A·s for each token. In geo_mean the mean is over
-the sequence, ± is the sign of A, and log-ratios are clipped to [-ε_low, ε_high].
+Each function returns the derivative of the loss that it is named after, 0 for clipped tokens. The
+derivative of a sequence's ratio s with respect to the log-probability of each of its M_i tokens is
+s / M_i. All M_i token losses contain s, so a token's derivative is -A·s in total. In geo_mean the
+mean is over the sequence, ± is the sign of A, and log-ratios are clipped to [-ε_low, ε_high].
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class PolicyTokens:
     ``log_probs`` are those of the new policy, ``log_ratios`` those of the new to the old policy,
     ``rollout_log_ratios`` those of the old to the rollout policy. ``sequence`` is the index of the
     token's sequence, whose active tokens (by ``mask``) share a ratio; ``batch`` is the index of the
-    batch from whose active tokens a loss selects some, or takes a mean.
+    batch whose active tokens a loss averages, or from which it selects tokens.
     """
 
     advantages: Values
@@ -183,7 +183,7 @@ def binary_divergence(tokens: PolicyTokens) -> Values:
 
 
 def trusted(moved: Values, bounds: tuple[float, float], tokens: PolicyTokens) -> Values:
-    """-A·r, 0 if ``moved`` exceeds the first bound of a fall, or the second bound of a rise."""
+    """-A·r, 0 if a move with A exceeds the first bound (for a fall) or the second (for a rise)."""
     low, high = bounds
     fallen = (tokens.advantages < 0) & (tokens.log_ratios < 0) & (moved > low)
     risen = (tokens.advantages > 0) & (tokens.log_ratios > 0) & (moved > high)

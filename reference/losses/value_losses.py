@@ -39,7 +39,7 @@ class ValueTokens:
         return 2 * (self.values - self.returns)
 
     def within(self, bound: float) -> Mask:
-        """Whether a value is at most the bound away from the old one."""
+        """Whether a value is at most the bound away from the old value."""
         return np.asarray(np.abs(self.values - self.old_values) <= bound)
 
     def bounded(self, bound: float) -> Values:

@@ -1,9 +1,9 @@
 """Known mistakes in the advantages that a framework computes from rewards.
 
-Each mistake is the estimator of `reference.advantages` on wrong rewards, groups, tokens or
-constants, or with whitening by the mean and variance of wrong tokens. If a batch is reordered
-between the critic's forward pass and the estimator, values are in wrong rows. The order cannot be
-predicted, so the order that best explains the observed advantages is used.
+Each mistake applies an estimator of `reference.advantages` to wrong rewards, groups, tokens or
+constants, or whitens by the mean and variance of wrong tokens. If a batch is reordered between the
+critic's forward pass and the estimator, values are in wrong rows. The order cannot be predicted, so
+the order that best explains the observed advantages is used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Wrong = tuple[str, Values]
 
 LARGEST = 2**20
-"""The most tokens times samples of a batch for which the donors of values are searched."""
+"""The largest product of a batch's tokens and samples for which donors of values are searched."""
 
 OTHER_SET = {TokenSet.ACTIVE: TokenSet.RESPONSE, TokenSet.RESPONSE: TokenSet.ACTIVE}
 
@@ -94,7 +94,8 @@ def _of_whitening(estimate: Estimate, placement: BatchPlacement) -> Iterator[Wro
 def _of_copies(estimate: Estimate) -> Iterator[Wrong]:
     """Yield advantages whose variance counts each token several times; the mean stays the same.
 
-    Rewards at masked tokens may be lost as well, a mistake that changes advantages more.
+    Rewards at masked tokens may be lost as well. That mistake is then yielded instead, since it
+    changes advantages more.
     """
     lost = replace(estimate.rollouts, rewards=_rewards_on(estimate))
     is_lost = (lost.rewards != estimate.rollouts.rewards).any()
@@ -133,7 +134,7 @@ def _of_parts(estimate: Estimate, part: Integers) -> Values:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _ValueRows:
-    """Integers as rows of one width; the response of each starts at a given column, [N]."""
+    """Samples as rows of one width; each response starts at a column of its own, [N]."""
 
     estimate: Estimate
     starts: Integers

@@ -103,7 +103,7 @@ def _parts(estimate: Estimate, placement: BatchPlacement) -> Iterator[Integers]:
 def _orders(estimate: Estimate, placement: BatchPlacement) -> Iterator[Integers]:
     """Yield orders of samples: as given, and prompts with more tokens first.
 
-    Frameworks distribute samples over ranks in the latter order.
+    Frameworks distribute samples over ranks in the second order.
     """
     groups, sample = estimate.rollouts.groups, estimate.rollouts.sample
     yield np.arange(len(groups))
@@ -120,7 +120,7 @@ def _of_samples(of_tokens: Integers, estimate: Estimate) -> Integers:
 
 
 def _of_conventions(estimate: Estimate) -> Iterator[Wrong]:
-    """Yield advantages under each answer to a convention that is not the framework's answer."""
+    """Yield advantages under every answer to a convention except the framework's own answer."""
     for name_of_all, answers in ANSWERS.items():
         convention = name_of_all.partition("_")[0]  # the field of `EstimatorConventions`
         for answer, name in answers.items():
@@ -198,7 +198,7 @@ def _raw(estimate: Estimate, baseline: Values, divisor: Values | float) -> Value
 
 
 VISIBLE = 1e-3
-"""The smallest relative rounding error of a variance for which it is tried as an explanation."""
+"""The smallest relative rounding error of a variance that is tried as an explanation."""
 
 
 def read_off_variances(estimate: Estimate, observed: Values) -> Iterator[Wrong]:

@@ -1,8 +1,8 @@
 """Known mistakes in policy losses whose ratios are not 1, as changes to a loss's inputs.
 
 A loss is a formula of its tokens and constants (`reference.losses`). A mistake leaves out a part of
-the formula, or computes ratios, selections and means over a wrong scope. The formula itself then
-gives the wrong derivative, so that a new loss needs no new mistakes.
+the formula, or computes ratios, selections and means over a wrong scope. The formula with wrong
+inputs gives the wrong derivative, so a new loss needs no new mistakes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ WITHOUT = {
         outlier_high=math.inf,
     ),
 }
-"""For each mistake that leaves out a part of a loss, the constants with which it has no effect."""
+"""For each mistake that leaves out a part of a loss, the constants that disable that part."""
 
 RATIOS = {"ratios_left_out": "log_ratios", "correction_left_out": "rollout_log_ratios"}
 """For each mistake that ignores ratios, the field of `PolicyTokens` that is taken as 0."""
@@ -140,7 +140,7 @@ def _other_scopes(loss: Loss, placement: TokenPlacement) -> Iterator[Wrong]:
 def _divided_early(loss: Loss) -> Iterator[tuple[str, Values, tuple[str, ...]]]:
     """Yield the derivatives if advantages are divided by the mean's divisor before the loss.
 
-    A penalty that is added to them is then not divided, and comparisons see scaled advantages.
+    A penalty that is added afterwards is then not divided, and comparisons see divided advantages.
     """
     tokens, weights = loss.tokens, loss.weights
     divided = replace(loss, tokens=replace(tokens, advantages=tokens.advantages * weights))

@@ -48,8 +48,8 @@ OF_LOG_PROBS = (Metric.KL, Metric.ENTROPY, Metric.POLICY_KL, Metric.RATIO)
 class _Rows:
     """Responses whose log-probabilities are those of tokens ``shifts`` positions later: [N].
 
-    The positions include the prompt or padding beyond a response's ends that losses are moved to;
-    the policies do not differ there.
+    Losses may be moved beyond a response's ends, to positions of the prompt or of padding. These
+    are positions too; old and new policy are equal there.
     """
 
     context: StepContext
@@ -144,7 +144,7 @@ class _Rows:
 def shifts_of(measurement: Measurement) -> Integers | None:
     """The shift of each sample's log-probabilities in positions, [N]; None if they are not shifted.
 
-    Tokens that merely lack their gradient are not enough: a token must have a wrong gradient.
+    At least one token must have a gradient that is wrong and not 0.
     """
     observed = measurement.observed
     if not (measurement.is_per_token and np.isfinite(observed).all()):

@@ -264,8 +264,8 @@ def _rounded(counts: Values, bits: int, largest: float) -> Values:
 def paddings(context: StepContext) -> Iterator[tuple[str, str, Integers]]:
     """Yield a mistake, its words, and each sample's number of tokens including padding: [N].
 
-    Samples are padded to the longest of the step, of their rank, or of their micro-batch, which is
-    one rank's or that of all ranks.
+    Samples are padded to the longest sample of the step, of their rank, of their micro-batch, or of
+    the micro-batches with its index on all ranks.
     """
     together, placement = {"step": np.zeros_like(context.sample)}, context.placement
     if placement is not None:
@@ -307,7 +307,7 @@ def padded_widths(context: StepContext) -> Iterator[Prediction]:
 
 
 def _means_over_rows(context: StepContext, micro_batch: Integers) -> Iterator[Prediction]:
-    """Yield means over micro-batches of ``mean()`` over a micro-batch's padded rows."""
+    """Yield predictions if the ``mean()`` of each micro-batch's rows is averaged."""
     several = len(np.unique(micro_batch))
     rows = np.bincount(micro_batch)[micro_batch] * several
     named = dict(_lengths(context))

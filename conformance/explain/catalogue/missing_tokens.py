@@ -31,8 +31,8 @@ FIRST_OF_SLICES = "first_of_slices_left_out"
 
 
 FEW_SLICES = 3
-"""For a logged number, the most tokens for which it is tried both that they begin a slice and that
-they do not."""
+"""For a logged number, the most tokens that are tried both as the first token of a slice and as an
+inner token."""
 
 OVER_DP, OVER_CP = "not_reduced_over_dp", "not_reduced_over_cp"
 
@@ -82,7 +82,7 @@ def _only_counted(context: StepContext, active: Mask) -> Mask:
 
 
 def _of_samples_that_only_count(context: StepContext, unheld: Mask) -> Diagnosis:
-    """The diagnosis of untrained samples without active tokens that had to be counted."""
+    """The diagnosis of untrained samples without active tokens that should have been counted."""
     samples = len(np.unique(context.sample[unheld]))
     words = "have no active token and were never trained, and all others are right for a step"
     told = f"{samples} of {context.step.size} samples {words} without these"
@@ -183,8 +183,8 @@ def slices_without_first(
 ) -> Iterator[Prediction]:
     """Leaves out the first token of each slice, as if rows were sliced before shifting targets.
 
-    It is known where slices begin within a response. Whether a slice begins with the last token of
-    a response is unknown. If weights are ``observed``, the tokens that weigh nothing show where
+    Slices that begin within a response are known. Whether a slice begins with the last token of a
+    response is unknown. If weights are ``observed``, the tokens that weigh nothing show where
     slices begin; the second array has tokens that would weigh nothing in any case. For a sum, both
     possibilities are tried for each of a few slices, and a right sum does not show that the mistake
     is absent.
@@ -227,7 +227,7 @@ class _Firsts:
     """Tokens that end a response: the next token is a prompt's, whose slice is unknown."""
 
     alone: Mask
-    """The last token that each slice holds, except a row's last slice, if it ends a response."""
+    """In each slice without ``surely`` tokens but a row's last: its last ``perhaps`` token."""
 
     slices: Integers
     """The number of the slice that holds each token."""
@@ -292,7 +292,7 @@ def kinds_of_loss(term: LossTerm, gone: Mask, active: Mask) -> Iterator[tuple[st
 
 
 def _are_last(gone: Mask, active: Mask, placement: TokenPlacement) -> bool:
-    """Whether each rank lost all micro-batches from the first lost one on."""
+    """Whether each rank lost all of its micro-batches from its first lost one on."""
     return all(
         gone[active & (placement.dp_rank == rank) & (placement.micro_batch >= first)].all()
         for rank in np.unique(placement.dp_rank[gone])

@@ -102,7 +102,7 @@ def doubt(name: str) -> int:
 class Prediction:
     """The weights of a step's tokens with a mistake, or the factors on the weights.
 
-    If the mistake is a factor, ``sizes`` are the sizes that the factor may be, by name.
+    If the mistake is a factor, ``sizes`` has the possible factors by name.
     """
 
     name: str

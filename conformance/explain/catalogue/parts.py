@@ -125,7 +125,7 @@ class _Part:
     """Index of the part that holds each token: [tokens]."""
 
     whole: Integers
-    """Index of the part together with the slices of its sequences on other ranks: [tokens]."""
+    """Index of the part joined with the slices of its sequences on other ranks: [tokens]."""
 
     count: Integers | int
     """Number of parts over which means are averaged: [tokens] or one number for all tokens."""
@@ -153,7 +153,7 @@ def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
     same = (*(f"{name}_of_a_micro_batch" for name in sliced), *joined)
     yield _Part("rank", dp, dp, ranks, same=sliced)
     yield _Part("micro_batch", micro_batch, micro_batch, micro_batches, same=same)
-    if (micro_batches < most).any():  # ranks with fewer get padding micro-batches
+    if (micro_batches < most).any():  # ranks with fewer get padding ones
         yield _Part("micro_batch_or_padding", micro_batch, micro_batch, most)
     if ranks > 1:
         of_all_ranks = placement.micro_batch
@@ -228,7 +228,8 @@ def _of_tokens_held(context: StepContext, part: _Part, tokens: Values) -> Iterat
 def _averaged_by_tokens(context: StepContext, part: _Part) -> Iterator[Prediction]:
     """Averages micro-batch losses, weighted by tokens, instead of summing them.
 
-    Each loss is first multiplied by the divisor of gradients, which may be the ranks only.
+    Each loss is first multiplied by the divisor of gradients: the micro-batches of all ranks, or
+    only the ranks.
     """
     mask = counted_mask(context)
     held = np.bincount(part.label, weights=mask)[part.label] / max(mask.sum(), 1)
@@ -237,7 +238,7 @@ def _averaged_by_tokens(context: StepContext, part: _Part) -> Iterator[Predictio
 
 
 def carried_over(context: StepContext) -> Iterator[Prediction]:
-    """Starts a step with the leftover micro-batches of a short batch, and drops its own last ones.
+    """Starts a step with leftover micro-batches of a short batch, and drops the step's last ones.
 
     The short batch has one micro-batch per rank, made of the first samples, with a mean of its own.
     """

@@ -75,7 +75,7 @@ NEGATIVE = (
 """Prefixes of negative facts, which are chosen last."""
 
 REJECTED_AT_1 = "where tokens are rejected and ratios are 1"
-"""A fact of terms: frameworks may reject tokens in the loss, or before they count tokens."""
+"""A fact of terms: some frameworks reject tokens in the loss, some before counting tokens."""
 
 NARROWING = (
     "of the policy_loss term where ratios",

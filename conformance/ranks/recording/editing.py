@@ -61,7 +61,7 @@ def _compiled(edit: Edit) -> CodeType:
 
 @lru_cache(maxsize=64)
 def _reduced(file: str, line: int) -> ast.Module:
-    """A module with only the function or method at a line: to compile all would take too long."""
+    """A module with only the function or method at a line, which is fast to compile."""
     with tokenize.open(file) as opened:
         module = ast.parse(opened.read(), file)
     _reduce(module, line)
@@ -69,7 +69,7 @@ def _reduced(file: str, line: int) -> ast.Module:
 
 
 def _reduce(outer: ast.Module | ast.ClassDef, line: int) -> None:
-    """Leave out code without a line."""
+    """Leave out code that does not contain a line."""
     inside = [
         node
         for node in outer.body

@@ -31,7 +31,7 @@ ERROR = "ERROR: "
 """The prefix of the reason why a run has no verdict."""
 
 FAILED = (3, 4)
-"""Exit statuses of pytest for a run that could not begin or, for example, not write its report."""
+"""Exit statuses of pytest if a run could not begin or, for example, not write its report."""
 
 
 RUNNING: set[subprocess.Popen[str]] = set()
@@ -115,7 +115,7 @@ def require_folder(folder: Path, selection: CommitRuns, commits: Iterable[Commit
     """Require that the commits' reports can be written to a folder.
 
     Raises:
-        InvalidHistoryError: they cannot.
+        InvalidHistoryError: the reports cannot be written there.
     """
     try:
         files.require_room(folder)

@@ -164,7 +164,7 @@ def prepare(
 
 @contextmanager
 def signals_noted() -> Iterator[threading.Event]:
-    """An event that is set by the first signal to end; signals that were ignored stay ignored."""
+    """An event, set by the first signal to end; signals that were ignored stay ignored."""
     noted = threading.Event()
     former = {sign: signal.getsignal(sign) for sign in SIGNALS}
     heard = [sign for sign, handler in former.items() if handler is not signal.SIG_IGN]
@@ -349,7 +349,7 @@ def _run(
 
 
 def require_folder(folder: Path) -> None:
-    """Require that both reports can be written to a folder, and remove those of an earlier review.
+    """Require that reports can be written to a folder, and remove the reports of earlier reviews.
 
     Raises:
         ReportPathError: the reports cannot be written there.

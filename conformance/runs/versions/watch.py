@@ -112,7 +112,7 @@ def run(target: Target, reported: Report | None, reports: Path | None, seconds: 
 
 
 def _selection(adapter: Adapter, reported: Report | None) -> Iterator[str]:
-    """Yields the options that choose the layouts, and those findings on them that a report has.
+    """Yields the options that choose the layouts, and the findings that a report has on them.
 
     Of layouts with equally many findings, the largest are chosen. If the report has no findings on
     the layouts, everything is run.

@@ -33,7 +33,7 @@ REDUCTION = re.compile("^reduce$|all_reduce|all_gather|gather_for_metrics")
 
 
 def called_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits of arguments: as in other calls, by their names, of another mode, or swapped."""
+    """Yield edits of arguments: as in other calls, by name, of another mode, or swapped."""
     for call in (one for one in parts(unit) if isinstance(one, ast.Call)):
         for found in (
             _as_elsewhere(call, file),
@@ -104,7 +104,7 @@ def _named_alike(call: ast.Call, kinds: Kinds) -> Iterator[Other]:
 
 
 def _other_modes(call: ast.Call, file: str) -> Iterator[Other]:
-    """Yield edits of a literal to others with which the called function compares its parameter."""
+    """Yield edits of a text argument to the other texts that the function compares it with."""
     for function in functions_named(file, name_of(call.func)):
         names = [one.arg for one in parameters(function)]
         given = [

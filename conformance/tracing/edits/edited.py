@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     Unit = ast.stmt | ast.expr
-    """A simple statement, or an expression in the header of a compound one."""
+    """A simple statement, or an expression in the header of a compound statement."""
 
     Other = tuple[ast.AST, ast.AST, str]
     """A node of a statement, the node that replaces it in an edit, and the edit in words."""
@@ -96,9 +96,10 @@ def interleaved(several: Iterable[Iterator[_Item]]) -> Iterator[_Item]:
 
 
 def likeliest(kinds: Kinds, node: ast.AST) -> list[str]:
-    """The values that an expression can read, those that it is likeliest to lack first.
+    """The values that an expression can read, first the values that it is likeliest to lack.
 
-    These are the values that it reads, then those whose names share a word with it, then variables.
+    These are the values that the expression reads, then values whose names share a word with it,
+    then variables.
     """
     read = {ast.unparse(one) for one in ast.walk(node) if isinstance(one, ast.expr)}
     words = {word for text in read for word in WORD.findall(text.lower())}

@@ -31,7 +31,7 @@ LONGEST_SHOWN = 60
 
 
 def written_elsewhere(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits that assign what the file assigns to the variable elsewhere, or similar values.
+    """Yield edits to values that the file assigns elsewhere, or to similar expressions.
 
     Functions that are variants of each other, such as two policy losses of a file, have the same
     names for the same values.

@@ -83,7 +83,7 @@ def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
 
 
 def _reversed(node: ast.AST) -> Iterator[Other]:
-    """Yield edits of a stacked list to the same in reverse order."""
+    """Yield edits that reverse a stacked list."""
     if isinstance(node, ast.Call) and name_of(node.func) in STACKING and node.args:
         reverse = expression(f"({ast.unparse(node.args[0])})[::-1]")
         yield node.args[0], reverse, f"with {short(node.args[0])} in reverse order"
@@ -106,7 +106,7 @@ def _reduced(file: str, unit: Unit) -> Iterator[Other]:
 
 
 def _masked(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits that mask what an operation reduces."""
+    """Yield edits that mask the values that an operation reduces."""
     if not (isinstance(node, ast.Call) and REDUCING.fullmatch(name_of(node.func))):
         return
     inside = [node.func.value] if isinstance(node.func, ast.Attribute) else []
@@ -118,9 +118,9 @@ def _masked(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
 
 
 def _scaled(node: ast.AST, statement: str, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits with a further factor of a product, divisor of a quotient or factor of a term.
+    """Yield edits that insert a factor or divisor into a product, quotient or sum.
 
-    A factor is a number, or a tensor of the same shape as a factor of the product.
+    The inserted value is a number, or a tensor of an operand's kind or from the same statement.
     """
     if not isinstance(node, ast.BinOp):
         return
@@ -207,7 +207,7 @@ def _exponentiated(node: ast.AST) -> Iterator[Other]:
 
 
 def _accumulated(unit: Unit) -> Iterator[Other]:
-    """Yield edits of an assignment that add to the value of before, if there is one."""
+    """Yield edits of an assignment that add to the previous value, if there is one."""
     if not isinstance(unit, ast.Assign):
         return
     [target, *_] = unit.targets

@@ -36,7 +36,7 @@ BOUNDING = ("clamp", "clip")
 """Functions and methods whose last two arguments are bounds."""
 
 SUMS = (ast.Add, ast.Sub)
-"""Operators of sums, which bind less than those of products."""
+"""Operators of sums, which bind less tightly than operators of products."""
 
 OPTIONAL = ("group", "mask", "max", "min", "op", "reduction", "weights")
 """Keyword arguments that an edit leaves out of a call."""
@@ -82,7 +82,7 @@ def _left_out(node: ast.AST) -> Iterator[Other]:
 
 
 def _decided(unit: Unit) -> Iterator[Other]:
-    """Yield edits of the condition of a branch, which is decided before or the other way round."""
+    """Yield edits of the condition of a branch: negated, always true, or always false."""
     if isinstance(unit, (ast.Attribute, ast.BoolOp, ast.Compare, ast.Name, ast.UnaryOp)):
         yield unit, ast.UnaryOp(ast.Not(), unit), "with the opposite condition"
         yield unit, ast.Constant(True), "with a condition that always holds"

@@ -65,11 +65,11 @@ CHOOSING = ("logical_and", "logical_or", "max", "maximum", "min", "minimum")
 """Names of functions that choose between two operands."""
 
 UNORDERED = (ast.Add, ast.Mult, ast.BitAnd, ast.BitOr)
-"""Commutative operators: swapping operands is no edit, and either operand may be left out."""
+"""Commutative operators: swapping operands changes nothing, and either one may be left out."""
 
 
 def done_twice(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits with two other operations, or with one and another position or number."""
+    """Yield edits that combine two changes of operations, positions, numbers or argument order."""
     others = [
         other
         for part in parts(unit)
@@ -185,7 +185,7 @@ def _positive(condition: ast.expr, kinds: Kinds) -> Iterator[Other]:
 
 
 def _operand(call: ast.Call) -> ast.expr | None:
-    """The value that a call computes with: the method's, or else the function's first argument."""
+    """The value that a call computes with: a method's object or a function's first argument."""
     if is_of_module(call.func):
         return call.args[0] if call.args else None
     return call.func.value  # type: ignore[attr-defined, no-any-return]
@@ -198,7 +198,7 @@ def _operand_of_sum(node: ast.expr) -> ast.expr | None:
 
 
 def _applied(call: ast.Call, operand: ast.expr) -> Any:
-    """A call with another value that it computes with."""
+    """A copy of a call that computes with another value."""
     if is_of_module(call.func):
         return copied(call, args=[operand, *call.args[1:]])
     return copied(call, func=copied(call.func, value=operand))
@@ -274,7 +274,7 @@ def _assigned(unit: ast.AST, kinds: Kinds) -> Iterator[Other]:
 
 
 def _kept(unit: ast.AST) -> Iterator[Other]:
-    """Yield edits of a statement whose result is lost to one that keeps the result."""
+    """Yield edits that keep a result which the statement loses, such as that of a changed copy."""
     call = unit.value if isinstance(unit, ast.Expr) else None
     if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
         changed, name = call.func.value, call.func.attr

@@ -1,4 +1,4 @@
-"""Edits of sums, means and counts to those over other entries."""
+"""Edits of the entries over which sums, means and counts are taken."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ DIMENSIONS = ("dim", "axis")
 
 
 def reduced_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits of sums, means and counts to those over other entries."""
+    """Yield edits of the entries over which sums, means and counts are taken."""
     several = [*parts(unit)]
     found = (
         *(_weighted(part, kinds) for part in several),
@@ -148,7 +148,7 @@ def _as_mean(node: ast.expr) -> ast.Call | None:
 
 
 def _summed(quotient: ast.BinOp, constant: int | None = None) -> str | None:
-    """A quotient of sums, with sums over another dimension or over all; None without sums."""
+    """A quotient of sums, but over another dimension or over all entries; None without sums."""
     sums = [
         one
         for one in ast.walk(quotient)
@@ -166,7 +166,7 @@ def _summed(quotient: ast.BinOp, constant: int | None = None) -> str | None:
 
 
 def _counted(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
-    """Yield the edit of a tensor's size to the sum of its entries, or of a mask's."""
+    """Yield edits of a tensor's size to another count, such as the sum of a mask."""
     sized = _sized(node)
     if sized is not None:
         of, dimension = sized

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     """A file and the first line of a function in it."""
 
 LIKELY = (read_unread, called_otherwise, done_otherwise, reduced_otherwise, read_alike)
-"""Sorts of edits that may be the intended statement; others may also compensate for a mistake."""
+"""Sorts of edits that may be the intended statement; other edits may only offset a mistake."""
 
 READING = (read_unread, read_alike, read_otherwise)
 """Sorts of edits that read another value, and change no operation."""
@@ -53,7 +53,7 @@ COSTS = {
     read_otherwise: 2.0,
     done_twice: 3.0,
 }
-"""The costs of edits by sort; an edit of 1 more is tried as late as if its line were twice as far.
+"""The costs of edits by sort; 1 more makes an edit as late as if its line were twice as far away.
 
 In 38 of 69 traced mistakes in frameworks' code, the edit that undoes the mistake was among the
 first 300 in this order, and in 28 if all sorts of edits of the nearest statements came first.
@@ -78,11 +78,11 @@ MOST_BESIDE = 150
 def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> list[Suspect]:
     """The lines whose edit makes all findings conform; a line is proven if it is the only one.
 
-    The likeliest edits are tried first, of the statements nearest to the wrong number. Only an edit
-    that reads another value proves a line if the weight is off by the number of ranks or
-    micro-batches, which is often 2, since many lines can change such a factor.
-    Before a line is proven, edits that are nearly as likely are tried, and other statements of its
-    function; if the time does not suffice, no line is proven.
+    The likeliest edits of the statements nearest to the wrong number are tried first. If the weight
+    is off by the number of ranks or micro-batches, which is often 2, many lines can change that
+    factor, so only an edit that reads another value proves a line. Before a line is proven, edits
+    that are nearly as likely are tried, and other statements of its function; if the time does not
+    suffice, no line is proven.
 
     Raises:
         ProofTimeOverError: no time was left to find an edit.
@@ -131,7 +131,7 @@ class _Search:
 
     @property
     def told(self) -> list[tuple[Statement, Edited]]:
-        """The found edits, except edits that only avoid a variable which a likely one corrects."""
+        """The found edits, except those that only avoid a variable which a likely edit corrects."""
         return [
             (one, edited)
             for one, edited in self.found.values()
@@ -159,7 +159,7 @@ class _Search:
         ]
 
     def look_everywhere(self, several: Sequence[Statement], suspected: Set[Place]) -> None:
-        """Try edits of all statements until one helps, then those that are nearly as likely.
+        """Try edits of all statements until one helps, then edits that are nearly as likely.
 
         Raises:
             ProofTimeOverError: no time is left.
@@ -196,7 +196,11 @@ class _Search:
         return one.edited.edit not in self._tried and self._is_wanted(one)
 
     def _is_wanted(self, one: _RankedEdit) -> bool:
-        """Whether no edit of the statement helps, nor a likely edit if this is an unlikely one."""
+        """Whether an edit is still worth trying.
+
+        Its statement must have no found edit. An unlikely edit is skipped once a likely edit is
+        found.
+        """
         is_likely_found = any(sort in LIKELY for sort in self._sorts.values())
         is_likely = one.sort in LIKELY or not is_likely_found
         return is_likely and one.statement.unit not in self.found
@@ -206,7 +210,7 @@ class _Search:
             pass
 
     def _look_at(self, several: Iterable[_RankedEdit]) -> Iterator[bool]:
-        """Try edits, the next ones at the same time, and yield whether all findings conform."""
+        """Try edits, several at a time, and yield for each whether all findings conform."""
         begun: dict[Edit, _RankedEdit] = {}
 
         def edits() -> Iterator[Edit]:
@@ -231,7 +235,7 @@ def _likeliest(several: Sequence[Statement], suspected: Set[Place]) -> Iterator[
     """Yield edits with their costs, the likeliest first.
 
     The cost of a statement is the logarithm of its place; statements in a function with a suspected
-    line are as likely as others that are half as far.
+    line are as likely as others that are half as far away.
     """
     numbers, waiting = count(), []
     for place, one in enumerate(several, NEAREST):

@@ -1,7 +1,7 @@
 """The framework's own statements that may be wrong, with edits of each.
 
-The input is the trace of a wrong number. The output is statements: suspected ones first, then the
-others by the number of operations between them and the wrong number.
+The input is the trace of a wrong number. The output is statements: suspected statements first, then
+other statements by the number of operations between them and the wrong number.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ class Statement(NamedTuple):
 
 
 BY_NAME = 4
-"""The distance between a line and a line of plain Python that it uses: one that assigns a variable
-it reads, or one in a function it calls."""
+"""The distance between a line and a line of plain Python that it uses: a line that assigns a
+variable that it reads, or a line in a function that it calls."""
 
 FAR = 20
-"""The distance of operations that are only on the way of a token whose value is lost; others are
-twice as far away."""
+"""The distance of reads by Python and, if the token's value is lost, of operations on its way.
+Operations that only a loss depends on are twice as far away."""
 
 
 def statements(trace: Trace) -> list[Statement]:
@@ -80,7 +80,7 @@ def statements(trace: Trace) -> list[Statement]:
 
 
 def _loss_functions(trace: Trace, graph: Graph) -> set[tuple[str, str]]:
-    """The functions that compute the loss, if it is the advantages that are wrong; else none."""
+    """The functions that compute the loss, if the traced number is an advantage; else none."""
     if not isinstance(trace.job, TracedAdvantage):
         return set()
     operations = (graph.operation(node) for node in graph.nodes())
@@ -191,7 +191,7 @@ def _given_to_loss(graph: Graph) -> Iterator[Node]:
 
 
 def _stopped(graph: Graph, nodes: Iterable[Node]) -> Iterator[Node]:
-    """Yield those of some painted nodes that a node of equal size reads without being painted."""
+    """Yield the given painted nodes that an unpainted node of equal size reads."""
     for node in nodes:
         size = graph.operation(node).contents.size
         after = [one for one in graph.readers(node) if graph.operation(one).contents.size == size]
@@ -218,9 +218,9 @@ def _plain(
     """The lines of plain Python that the found lines depend on, or that use what they read.
 
     These are the lines that assign a variable which a found line reads, and the lines of a function
-    which it calls and which calls no operation itself. ``multiplying`` are the numbers that lines
-    compute with, which are as far away as an operand. The lines in ``reading`` read a logged number
-    of a tensor, so lines that use their results follow.
+    which it calls and which calls no operation itself. ``multiplying`` has the variables whose
+    numbers lines compute with; lines that assign these are as near as an operand. The lines in
+    ``reading`` read a logged number from a tensor, so lines that use their results follow.
     """
     several: dict[Line, Place] = {}
     counter = count()

@@ -40,7 +40,7 @@ def read_alike(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
 
 
 def _changing_another(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits that change another variable in the same way, which has a similar name."""
+    """Yield edits that change another variable, with a similar name, in the same way."""
     for text in sorted(changed_by(unit) & kinds.keys()) if isinstance(unit, ast.Assign) else ():
         places = [one for one in parts(unit) if isinstance(one, ast.Name) and one.id == text]
         for other in kinds if len(places) > 1 else ():
@@ -119,7 +119,7 @@ def _other_variables(
 def _may_be_meant(one: str, text: str, kinds: Kinds) -> bool:
     """Whether a value can replace another: if it has the same kind, or both are numbers.
 
-    Numbers of an object, and of different kinds, must have similar names.
+    Numbers that an object holds, and numbers of different kinds, must have similar names.
     """
     are_variables = one.isidentifier() and text.isidentifier()
     is_number = kinds[text] in PLAIN and not one.isidentifier()

@@ -1,8 +1,8 @@
 """The lines to blame for a wrong weight: lines that compute a wrong number from right ones.
 
-If a count had to be another for the weight to be right, the count is suspected, and so are the
-counts that it was made of, the innermost first. A suspected line is not proven to be wrong: only a
-run with another value can show that.
+A count is suspected if another value of it would make the weight right. So are the counts that it
+was made of, the innermost first. A suspected line is not proven to be wrong: only a run with
+another value can show that.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Says(IntEnum):
 
     ON_THE_WAY = 0  # the line handles the token's value
     CALLS = 1  # the line called the function of a suspected line
-    MAY_BE = 2  # the line uses a count of the reference, or a 1, and may need another
-    WRONG = 3  # the line's count had to be another count of the reference
+    MAY_BE = 2  # the line uses a count of the reference, or a 1, and may need another count
+    WRONG = 3  # the line's count should have been another count of the reference
     OFF = 4  # the line's factor equals the factor by which the weight is off
     CHANGED = 5  # the line makes a wrong count from right parts
 
@@ -106,7 +106,7 @@ class Blame:
         return f"{one.made.value:.6g} where there are {one.needed:.6g} {name}"
 
     def _is_wrong(self, one: Needed) -> bool:
-        """Whether a count differs from its needed value; a 1 is often no count at all."""
+        """Whether a count differs from its needed value; a 1 is often not a count at all."""
         assert one.needed is not None
         is_one = one.made.value == 1 and one.made.node is not None
         is_of_units = self.weight.right.ingredient(one.needed) is not None
@@ -115,8 +115,8 @@ class Blame:
     def _of_wrong(self, one: Needed, words: str) -> Iterator[_Blamed]:
         """Yield the lines that made a wrong count.
 
-        The reason is weak for a value that is a right count, as it may be meant for another
-        divisor, and for a needed value that is no count of the right divisor.
+        The reason is weak in two cases: the value is a right count, which may be meant for another
+        divisor, or the needed value is not a count of the right divisor.
         """
         right = self.weight.right
         assert one.needed is not None
@@ -151,7 +151,7 @@ class Blame:
     def _of_way(self) -> Iterator[_Blamed]:
         """Yield the lines that handle the token's value, for weights without a wrong count.
 
-        Factors that are no count, such as a ratio or a mask, come first, then other factors, then
+        Factors that are not counts, such as a ratio or a mask, come first, then other factors, then
         operations that sum values.
         """
         traced, chain = self.weight.traced, self.weight.chain

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 def lost_after(graph: Graph, job: TracedJob, package: str | None) -> list[Suspect]:
     """At most three lines at which the value of a token is lost, the likeliest first.
 
-    If another rank has the value, these are the line of the reduction that leaves out the lacking
-    rank, and the line that chose its group.
+    If another rank has the value, these are the line of the reduction that leaves out the rank
+    without the value, and the line that chose the reduction's group.
     """
     is_logged = job.logged is not None
     is_backward = bool(graph.trained) and not is_logged
@@ -108,9 +108,9 @@ def _lacking(graph: Graph, holder: int, job: TracedJob) -> int | None:
 def _not_shared(
     graph: Graph, way: Sequence[Node], lacking: int, package: str | None
 ) -> Iterator[Suspect]:
-    """Yield the line that chose the group of the last reduction without a rank, then its own line.
+    """Yield the lines of the last reduction without a rank, after the line that chose its group.
 
-    If no line of the reducing function chose the group, it is the line that made the group.
+    If no line of the reducing function chose the group, the first is the line that made the group.
     """
     for node in reversed(way):
         operation = graph.operation(node)

@@ -51,8 +51,8 @@ def _made(trace: RankTrace, sizes: Sequence[float]) -> Iterator[Suspect]:
 def digits_lost(graph: Graph, _: TracedJob, package: str | None) -> list[Suspect]:
     """At most three lines that subtract large, nearly equal numbers, the framework's own first.
 
-    The difference of such numbers is hardly more than their rounding errors. Operations with a
-    gradient compute the loss, from advantages that are made.
+    The difference of such numbers is hardly more than their rounding errors. Operations that
+    require a gradient are left out: they compute the loss, after the advantages.
     """
     found: list[Suspect] = []
     largest = {node: _largest(graph, node) for node in graph.nodes() if _subtracts(graph, node)}

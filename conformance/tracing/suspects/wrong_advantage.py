@@ -129,7 +129,7 @@ def _forward(graph: Graph) -> frozenset[Node]:
 
 
 def _holds(graph: Graph, node: Node, size: float) -> bool:
-    """Whether a tensor has an entry of a size; a large tensor, with unknown entries, may."""
+    """Whether a tensor has an entry of a size; a large tensor, whose entries are unknown, may."""
     contents = graph.operation(node).contents
     return contents.size > SMALL or any(_is_close(one, size) for one in contents.values)
 
