@@ -188,8 +188,8 @@ class Framework(Statements):
     def _chosen_by(self, default: Callable[[str], object]) -> dict[str, tuple[str, ...]]:
         """The options that choose each mode, objective and part of layouts, as a user types them.
 
-        Options with their default values are left out, and so are the options of the objective's
-        base.
+        Options with default values are left out. For other losses with ratios, so are the options
+        that PPO's loss already sets.
         """
 
         def usual(name: str) -> object:
@@ -208,7 +208,7 @@ class Framework(Statements):
         return {name: text for name, text in typed.items() if text}
 
     def settings(self, job: Job) -> dict[str, Any]:
-        """The options that train the job; none for an objective that is not in the record.
+        """The options that train the job; an objective that is not in the record adds none.
 
         Raises `Unsupported` for a mode that the framework lacks, in general or for the job's loss,
         and for a division into micro-batches that no part of ``layout`` describes.

@@ -53,7 +53,8 @@ class FaultInjection(StrEnum):
 
     GROUPS_MISSING = "groups_missing"  # samples have no prompt group
     GROUP_INCOMPLETE = "group_incomplete"  # the first prompt group lacks a sample
-    DENOMINATORS_DROPPED = "denominators_dropped"  # a custom conversion leaves out `prompt_mean`'s
+    # a custom conversion leaves out the denominators of `prompt_mean`
+    DENOMINATORS_DROPPED = "denominators_dropped"
     BOUNDARY_GAP = "boundary_gap"  # a sample between two prompt groups belongs to no group
     BOUNDARY_OVERLAP = "boundary_overlap"  # a sample belongs to two adjacent prompt groups
     BOUNDARY_SHORT = "boundary_short"  # the last prompt group ends before the last sample
@@ -321,8 +322,8 @@ class Observation:
     """All numbers of the framework's logs, by their names in the logs. Adapters do not set it."""
 
     logs_together: bool = False
-    """Whether each logged number covers several optimizer steps, so that ``reported`` has none per
-    step."""
+    """Whether each logged number covers several optimizer steps, so that ``reported`` cannot have
+    one for each step."""
 
     own_losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """The result of `ProbedBatch.own_losses`, for `Objective.ROUTER`."""

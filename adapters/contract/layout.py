@@ -25,7 +25,7 @@ class Option(StrEnum):
     NOT_SHARDED = "not_sharded"  # every rank has a whole model, where shards are the default
     # gradients are reduced bucket by bucket during the backward pass
     OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"
-    # The step has fewer micro-batches than usual, like the last step of an epoch may.
+    # The step has fewer micro-batches than usual, as the last step of an epoch may have.
     PARTIAL_WINDOW = "partial_window"
     PER_TOKEN_LOSS = "per_token_loss"  # the engine divides gradients by its own token count
     # PPO by the worker that also has other policy losses

@@ -21,8 +21,8 @@ class Trait(Flag):
     CORRECTION = auto()  # corrects PPO's loss for a rollout policy that differs from the old policy
     ROLLOUT_RATIO = auto()  # depends on the ratio of old to rollout policy, as corrections do
     ROLLOUT_POLICY = auto()  # uses the rollout policy as the old policy
-    # Depends on the new log-probability itself, which is not 0. A loss with a ratio to the rollout
-    # policy depends on it only if the ratio wrongly has a gradient.
+    # Depends on the new log-probability itself, which is therefore not 0. A loss with a ratio to
+    # the rollout policy depends on it only if the ratio wrongly has a gradient.
     LOG_PROB = auto()
     ONE_ADVANTAGE = auto()  # all tokens of a sample have the same advantage
     SEQUENCE = auto()  # depends on whole sequences
@@ -91,8 +91,8 @@ class Objective(StrEnum):
     # Advantages times log-probabilities, with a quadratic penalty on the log-ratio
     # (arXiv:2405.19107).
     DRO = "dro", Trait.POLICY_LOSS
-    # Sequences are dropped by their mean ratio to the rollout policy; tokens of the others are
-    # corrected.
+    # Sequences are dropped by their mean ratio to the rollout policy; tokens of the other sequences
+    # are corrected.
     SEQUENCE_MASKED = "sequence_masked", Trait.POLICY_LOSS | Trait.ROLLOUT_RATIO | Trait.SEQUENCE
     # Covariances select tokens: clip-cov clips tokens within bounds, kl-cov penalises the largest.
     COVARIANCE_CLIPPED = (

@@ -192,9 +192,9 @@ def grid_of(ranks: int, cp: int = 1, tp: int = 1, pp: int = 1) -> Layout:
 def extend_defaults(
     defaults: Settings, values: Settings, by_user: Collection[str]
 ) -> dict[str, Any]:
-    """The defaults, with the value of each option that is not ``by_user``.
+    """The defaults, replaced by the values of all options that are not named in ``by_user``.
 
-    Values that follow from other options do not count as set by a user.
+    Values that follow from other options thus do not count as set by a user.
     """
     following = {name: one for name, one in values.items() if name not in by_user}
     return {**defaults, **following}

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 COMPARED = 2
-"""The number of samples of a prompt where nothing depends on this number."""
+"""The number of samples of a prompt in jobs whose result does not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)

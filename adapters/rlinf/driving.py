@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from reference.arrays import Integers
 
 ELSEWHERE = -1.0
-"""The reference policy's log-probability of padding, which RLinf computes like that of tokens."""
+"""The reference policy's log-probability of padding; RLinf computes one for every position."""
 
 ENTROPY = "actor/entropy_loss"
 

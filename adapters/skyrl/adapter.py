@@ -170,7 +170,7 @@ def _rules() -> dict[str, str]:
 
 
 def _require_dictionary(entry: LogEntry, first: LogEntry) -> None:
-    """Raise `Unsupported` unless an entry is a dictionary of numbers, as SkyRL's are."""
+    """Raise `Unsupported` unless an entry is a dictionary of numbers, as SkyRL's entries are."""
     if entry.normalizers is not None or entry.count != 1:
         raise Unsupported("no divisors in log entries: SkyRL's have one number per key")
     if len(entry.keys) != len(entry.values):

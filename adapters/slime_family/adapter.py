@@ -90,7 +90,7 @@ class LineageAdapter(Adapter):
 
     @cached_property
     def parser(self) -> argparse.ArgumentParser:
-        """The framework's argument parser; made only once, because it takes a tenth of a step."""
+        """The framework's argument parser; cached, as making it takes a tenth of a step's time."""
         parser = self.bare_parser()
         self._provider()(parser)
         return parser
@@ -135,7 +135,7 @@ TRACES = {row["code"]: row["rules"].split(", ") for row in read_rows(TABLES, "st
 """Rules by the regular expressions that match the code of versions that state these rules."""
 
 [HELP] = read_rows(TABLES, "documented")
-"""Rules by the options whose documentation states them, separated by commas."""
+"""The options, separated by commas, whose documentation states each rule."""
 
 TYPED = {"divisor_bool": float, "divisor_text": float}
 """Rules that follow from the type of the divisor's option."""

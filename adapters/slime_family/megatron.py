@@ -141,8 +141,8 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
     def routing(self, args: Any, job: Job, chunks: Sequence[Any]) -> AbstractContextManager[Any]:
         """A context in which the model's routers replay choices, if the layout requires it.
 
-        Raises `Unsupported` below depth `step`, where no actor is made of the model, for critics,
-        which get no choices of a rollout, and for the losses of a router, which reads no scores.
+        Raises `Unsupported` below depth `step`, where the model gets no actor; for critics, which
+        get no choices of rollouts; and for router losses, because a replaying router computes none.
         """
         if not getattr(args, "use_rollout_routing_replay", False):
             return nullcontext()

@@ -134,7 +134,7 @@ class GrpoAdapter(TrlAdapter):
         )
 
     def offers(self, settings: Settings) -> bool:
-        """Whether this version's `GRPOConfig` has these settings, and its loss this loss type."""
+        """Whether this version's `GRPOConfig` has these settings, and its trainer the loss type."""
         return importing.offers(settings)
 
     def declared(self) -> Mapping[str, Convention]:

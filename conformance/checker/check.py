@@ -74,7 +74,7 @@ class AdapterCheck:
         return RankPool(self.adapter, self._source.path, size)
 
     def summary(self) -> Iterator[str]:
-        """Yield notes for after the complaints."""
+        """Yield the notes that follow the complaints."""
         if self.conforming:
             yield f"{self.conforming} findings show nothing wrong."
         if self.never_shown:

@@ -1,9 +1,9 @@
 """The badness of a finding: the factor that its numbers are off by, a key to sort findings.
 
-The relative error of a number that is too small is at most 1, and that of one that is too large is
-unbounded: it is compared with a bound and does not measure badness. The factor r does, and r is as
-bad as 1 / r. A report contains the smaller of r and 1 / r, the *agreement*, which is 0 if a weight
-is lost or has the wrong sign.
+Relative errors are only compared with a bound. They do not measure badness, because the relative
+error of a number that is too small is at most 1, but a number that is too large can have any error.
+The factor r measures badness, and r is as bad as 1 / r. A report contains the smaller of r and
+1 / r, the *agreement*, which is 0 if a weight is lost or has the wrong sign.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class Launched:
 
 
 class Copies:
-    """This process as the first rank, and copies of it for the others.
+    """This process as the first rank, and copies of it for the other ranks.
 
     Raises:
         WrongUseError: this process cannot be forked.
@@ -135,7 +135,7 @@ class Copies:
         self._children: dict[int, tuple[int, Connection]] = {}
         self._parent: Connection | None = None
         if size > 1:
-            gc.collect()  # else copies would destroy these objects
+            gc.collect()  # otherwise copies would destroy the objects that are garbage here
         for rank in range(1, size):
             if self._fork(rank):
                 break
@@ -260,8 +260,8 @@ class Copies:
     def leave(self, error: BaseException | None) -> BaseException | None:
         """End the copies after the loop was left, perhaps by an error; returns the error to raise.
 
-        A copy sends its error to the first rank and ends here. The first rank raises that error
-        unless it has an error of its own that is not a time-out.
+        A copy sends its error to the first rank and ends here. The first rank raises a copy's error
+        instead of its own if its own only says that it waited in vain for another rank.
         """
         if self._parent is not None:
             if error is not None:

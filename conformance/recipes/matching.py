@@ -35,7 +35,8 @@ OF_TERMS = (Objective.ENTROPY, Objective.KL, Objective.ROUTER, *OF_CRITIC)
 """Loss terms besides the policy loss; a recipe may have several."""
 
 USER_DIVISOR = 40
-"""L of `constant` where the record states none: a recipe's own does not fit small steps."""
+"""The divisor L of `constant` if the record states none: a recipe's own L does not fit small steps.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class Match:
     estimator: Objective | None
     terms: tuple[Objective, ...]
     instead: Mapping[str, tuple[Any, Any]]
-    """Options run with another value than the recipe's: the recipe's value and ours of each."""
+    """Options run with another value than the recipe's, each with the recipe's value and ours."""
 
     not_looked_at: Mapping[str, str]
     """Options of the recipe that no check looks at, each with its text in docs/options.md."""
