@@ -62,12 +62,13 @@ class Configurable:
 class Framework(Statements):
     """A framework, or one of its engines.
 
-    ``modes`` maps the framework's own name of a mode to the mode as `Aggregation.parse` reads it
-    (``constant`` alone if users give its divisor) and to the settings that choose the mode; the
-    first entry is the default. If a mode has several names, jobs choose the first with their
-    divisor, or else the first. ``layout`` maps parts of a layout's name to settings: ``mb`` for a
-    number of micro-batches, ``accumulated`` for more than one where users have only one by default,
-    ``mbtokens``, ``thd``, ``mb-thd``, an option, and so on, or several parts separated by spaces.
+    ``modes`` maps the framework's own name of a mode to two values: the mode as `Aggregation.parse`
+    reads it (``constant`` alone if users give its divisor), and the settings that choose the mode.
+    The first entry is the default. If a mode has several names, jobs choose the first name with
+    their divisor, or else the first name. ``layout`` maps parts of a layout's name to settings. A
+    part is ``mb`` for a number of micro-batches, ``accumulated`` for more than one micro-batch
+    where users have only one by default, ``mbtokens``, ``thd``, ``mb-thd``, an option, and so on; a
+    key may have several parts, separated by spaces.
     Jobs of every kind use the settings of ``always``; the settings of ``configurations`` come last,
     and an empty text leaves an option out. ``metrics`` has the name of each metric in logs: with
     the prefix ``-``, the log has the negated metric, with ``1 -`` its complement. With ``1/2``,

@@ -66,8 +66,8 @@ class Configuration:
 
     ``says_mode`` is False if the mode is left to the framework's default; ``per_token`` is the
     older flag for `token_mean`. ``divisor`` is the divisor as typed; None stands for the job's
-    divisor, and an empty text for no divisor. ``entropy`` and ``kl`` switch on auxiliary losses;
-    ``corrects`` sets a custom function for truncated importance sampling, ``reduces`` a custom
+    divisor, and an empty text for no divisor. ``entropy`` and ``kl`` switch on auxiliary losses.
+    ``corrects`` sets a custom function for truncated importance sampling. ``reduces`` sets a custom
     reducer of the policy loss, which divides sums by `REDUCER_DIVISOR` in every mode.
     ``batch_size`` is the number of samples of an optimizer step, the job's if None. ``distils``
     subtracts the divergence from a teacher, times `KL_COEFFICIENT`, from advantages that the

@@ -59,9 +59,9 @@ _LAYOUT = re.compile(
 class Layout:
     """The division of a step among ranks and micro-batches.
 
-    ``dp``, ``cp`` and ``tp`` count data-, context- and tensor-parallel ranks (Ulysses sequence
-    parallelism counts as context parallelism), ``pp`` the stages of a pipeline, whose last one
-    computes the loss; ranks are numbered along ``tp`` first, then along ``cp``, ``dp`` and ``pp``.
+    ``dp``, ``cp`` and ``tp`` count data-, context- and tensor-parallel ranks; Ulysses sequence
+    parallelism counts as context parallelism. ``pp`` counts the stages of a pipeline, whose last
+    stage computes the loss. Ranks are numbered along ``tp`` first, then ``cp``, ``dp`` and ``pp``.
     ``micro_batches`` says how a rank's samples are cut: into a number of equal micro-batches, into
     ``uneven`` micro-batches of different sample counts, or into micro-batches of limited
     ``tokens``. ``format`` is the storage of a micro-batch: ``thd`` is one packed row, ``bshd`` one

@@ -1,9 +1,10 @@
 """The adapters of SkyRL's engines, from rollouts to the chunk that a worker trains on.
 
-Every rank runs the trainer itself: it converts the same rollouts, normalises advantages, cuts them
-into mini-batches and data-parallel chunks with SkyRL's code, and passes its chunk to SkyRL's
-worker. We supply a model that holds the probe, wrappers of SkyRL's functions of log-probabilities,
-a dispatch that calls the worker instead of a Ray actor, and an optimizer that reads the gradient.
+Every rank runs the trainer itself. With SkyRL's code it converts the same rollouts, normalises
+advantages, cuts the rollouts into mini-batches and data-parallel chunks, and passes its own chunk
+to SkyRL's worker. We supply a model that holds the probe, wrappers of SkyRL's functions of
+log-probabilities, and an optimizer that reads the gradient. Our dispatch calls the worker instead
+of a Ray actor.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Gate(ABC):
         yield from ()
 
     def difference(self, report: Report) -> Difference | None:
-        """The changes since an earlier report; None without one."""
+        """The changes since an earlier report; None if there is no earlier report."""
         return None
 
     def refusal(self, cells: Sequence[AnyMatrixCell]) -> str | None:

@@ -1,8 +1,8 @@
 """The check of one trainer: a generator of steps, which the user's loop trains.
 
 Judges and traces ask for jobs as they ask a pool of ranks. Here the user's loop runs the jobs, and
-it cannot be called. So a judge that asks for a job that has not run yet is stopped by an exception;
-the loop runs the job, and the judge starts again, with the outcomes of all earlier jobs.
+it cannot be called. So an exception stops a judge that asks for a job that has not run yet. The
+loop then runs the job, and the judge starts again, with the outcomes of all earlier jobs.
 """
 
 from __future__ import annotations

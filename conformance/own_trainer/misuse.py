@@ -26,7 +26,7 @@ SAME = 1e-3
 """The largest relative difference of numbers that count as equal here."""
 
 ROUGH = 1e-2
-"""The same bound for advantages that a trainer computes with an ε of its own."""
+"""The bound for clipped norms, and for advantages that a trainer computes with an ε of its own."""
 
 CLIPPING_EPSILON = 1e-6
 """The number that torch adds to a norm before it divides by it."""

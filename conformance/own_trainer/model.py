@@ -21,8 +21,9 @@ HUGGING_FACE = "hugging_face"
 """The name of the form of a `transformers.PreTrainedModel`."""
 
 SCALE = 2.0**-16
-"""The factor on gradients: trainers clip norms at 1 or so, and even the norm for a step in which
-only one token has an advantage stays far below 1. It is a power of two, so nothing is rounded."""
+"""The factor on gradients. It keeps their norms far below 1, at which many trainers clip, even in a
+traced step, in which one token has all the advantage. It is a power of two, so nothing is rounded.
+"""
 
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

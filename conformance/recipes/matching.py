@@ -83,8 +83,8 @@ def match(record: Framework, recipe: Recipe) -> Match:
 def _reduction(record: Framework, recipe: Recipe) -> tuple[str, Aggregation]:
     """The name and aggregation of a recipe's reduction: the one that most options choose.
 
-    The first of several wins. Options that a version lacks do not count, nor do options whose value
-    depends on a job, unless the value is the reduction's own name.
+    Of several reductions, the first wins. Options that a version lacks do not count, nor do options
+    whose value depends on a job, unless the value is the reduction's own name.
     """
     found = {
         name: sum(
@@ -152,8 +152,8 @@ def _nearest(
     """The objective whose options are most like a recipe's, and both values where they differ.
 
     Options with one value in all objectives do not count. If an objective leaves an option out, the
-    option has its value in all jobs, or else its default. Options that are sizes, folders or part
-    of a mode count only if an objective sets them.
+    option has the value that all jobs use, if any, or else its default. Options that are sizes,
+    folders or part of a mode count only if an objective sets them.
     """
     offered = {one: record.objectives[one] for one in objectives if one in record.objectives}
     of_modes = {name for _, chosen in record.modes.values() for name in chosen}

@@ -111,7 +111,7 @@ def wrong_of_seen(
 ) -> list[list[str]]:
     """Returns a row for each report with a column for each value of a field of its findings.
 
-    A cell has the number of wrong findings and of all.
+    A cell has the number of wrong findings, and of wrong, right and refused findings together.
     """
     return [
         [

@@ -43,7 +43,7 @@ MOST = 3
 MOST_FILES = 4
 
 MOST_HUNKS = 3
-"""The most hunks of a change for which all are named."""
+"""The largest number of hunks of a change that are all named."""
 
 MOST_RANGES = 4
 
@@ -179,7 +179,7 @@ def _effect(cause: Cause) -> str:
 def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
     """Returns one sentence on new and fixed mistakes; each is named once, by its worst cause.
 
-    For a wrong number, only lines in changed files are named: others cannot explain it.
+    For a wrong number, only lines in changed files are named: other lines cannot explain it.
     """
     if found.objection is not None:
         return f"No verdict: {found.objection}."
@@ -231,7 +231,7 @@ def _more(rest: Sequence[str], words: str = "") -> list[str]:
 
 
 def _changed_lines(changed: Mapping[str, str]) -> dict[str, list[range]]:
-    """Returns the lines of each hunk by file; if it only removes lines, the line before."""
+    """Returns the lines of each hunk by file; for a hunk that only removes, the line before it."""
     return {
         name: [
             range(int(first), int(first) + max(int(count or 1), 1))

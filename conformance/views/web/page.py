@@ -52,7 +52,7 @@ LEAST_UNFOLDED = 1
 """The number of causes of each framework that are unfolded at first, in any case."""
 
 SCRIPTS = ("data.js", "picture.js", "detail.js", "list.js")
-"""The scripts, each after those that it needs."""
+"""The scripts, each after the scripts that it needs."""
 
 
 class Cell(NamedTuple):
