@@ -28,7 +28,7 @@ Settings = Mapping[str, Any]
 
 
 class Substitute(str):
-    """A value that replaces a user's own, such as a file or the name of a function."""
+    """A value that replaces one that a user chooses, such as a file or the name of a function."""
 
     __slots__ = ()
 
@@ -316,16 +316,16 @@ def _text(aggregation: Aggregation) -> str:
 
 
 def _difference(settings: Settings, base: Settings) -> Settings:
-    """The settings that are missing from others, or have another value in them."""
+    """The settings that ``base`` lacks, or has with another value."""
     return {name: one for name, one in settings.items() if name not in base or base[name] != one}
 
 
 def _typed(settings: Settings, default: Callable[[str], object]) -> tuple[str, ...]:
     """Settings as users type them, without default values.
 
-    A value that depends on the job, is a `Substitute` or has several parts is left out, and only
-    the option's name is given. A number that only tunes a feature which another option switches on
-    is left out; a number whose default is 0 or None is itself a switch.
+    If a value depends on the job, is a `Substitute` or has several parts, only the option's name is
+    given. An option whose number only tunes a feature that another option switches on is left out;
+    a number whose default is 0 or None is itself a switch.
     """
     changed = {name: one for name, one in settings.items() if one != default(name)}
     tuned = [

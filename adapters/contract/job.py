@@ -305,7 +305,7 @@ class Observation:
     sample of the step. The sum exceeds the number of samples if a framework repeats samples as
     padding. ``rows`` may be empty too. ``skipped_steps`` are the steps whose gradient the trainer
     discarded because it was NaN or infinite: their weights are 0. All these fields may be empty on
-    a pipeline stage without a probe; only the last stage must have one. ``reported`` are the
+    a pipeline stage without a probe; only the last stage must have a probe. ``reported`` are the
     metrics that the framework logs on this rank, after its own reduction over micro-batches and
     ranks; None if this rank logs none. Metrics of rollouts (`OF_ROLLOUTS`) have one entry for the
     batch. Unknown metrics are absent. ``reported`` is empty below depth `step`.

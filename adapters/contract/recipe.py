@@ -101,7 +101,7 @@ class Recipe:
     ) -> Recipe:
         """A recipe whose optimizer step of ``samples`` is cut on a grid of ranks.
 
-        A micro-batch has ``rows`` samples; None if a token budget cuts micro-batches.
+        A micro-batch has ``rows`` samples; ``rows`` is None if a token budget cuts micro-batches.
         """
         layout = replace(
             grid,
@@ -152,7 +152,7 @@ def require_words(typed: Typed, title: str) -> None:
 
 
 def nested_yaml(file: Path | None) -> Any:
-    """The options of a YAML file, for frameworks that take them as words; none without a file.
+    """The options of a YAML file, for frameworks that take them as words; empty without a file.
 
     Raises:
         RecipeRefused: the file is not YAML, or has no options.

@@ -280,7 +280,7 @@ def _places(places: Mapping[str, str]) -> dict[str, str]:
 
 
 def _defaults(tables: Iterable[Mapping[str, Any]]) -> dict[str, Documented[Any]]:
-    """The defaults that each place, ``where``, documents."""
+    """The documented defaults in tables, each with the place, ``where``, of its table."""
     return {
         name: Documented(value, table["where"])
         for table in tables

@@ -26,7 +26,7 @@ COMPARED = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The sizes of a job: optimizer steps, and a rank's micro-batches per step with their samples.
+    """The sizes of a job, such as its optimizer steps and a rank's micro-batches in each step.
 
     ``per_generation`` counts micro-batches; each generation is trained on ``iterations`` times.
     """

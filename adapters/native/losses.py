@@ -67,7 +67,7 @@ def cispo(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tenso
 
 
 def sapo(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
-    """Soft gates instead of clipping."""
+    """Losses with soft gates instead of clipping."""
     temperature = torch.where(
         packed.advantages > 0, CONSTANTS.positive_temperature, CONSTANTS.negative_temperature
     )

@@ -23,7 +23,7 @@ UNREACHED = (
 
 
 def import_open_instruct(source: Path | None) -> None:
-    """Import the trainer; without its extra, raises `ImportError` before importing anything."""
+    """Import the trainer; if packages of its extra are missing, first raises `ImportError`."""
     imports.require(read_imports("adapters.open_instruct").required, "open-instruct")
     from adapters.engines import deepspeed
     from adapters.engines.pretrained import SEAM

@@ -53,7 +53,7 @@ def read(adapter: PrimeRLAdapter, typed: Typed) -> Recipe:
 
 
 def _options(replicas: int, dp: int) -> tuple[Option, ...]:
-    """The layout option for parameters that are replicated at least in part, if they are."""
+    """The layout option for replicated parameters, wholly or in part; empty if fully sharded."""
     if replicas == 1:
         return ()
     return (Option.NOT_SHARDED if replicas == dp else Option.HYBRID_SHARDING,)

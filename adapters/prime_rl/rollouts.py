@@ -152,7 +152,7 @@ class PrimeRLRollouts:
         yield from ([*rollouts.values()] for rollouts in groups.values())
 
     def _finished(self, samples: Sequence[int]) -> Any:
-        """A rollout as environments return it; raises `Unsupported` if prime-rl has none such."""
+        """A rollout as environments return it; raises `Unsupported` if they return none like it."""
         batch = self._batch
         if len({float(batch.rewards[index]) for index in samples}) > 1:
             raise Unsupported("a rollout has one reward for all of its samples")

@@ -149,7 +149,7 @@ class RollTraining:
         return clusters
 
     def _values(self) -> torch.Tensor:
-        """The critic's values by token id; elsewhere, 0 or, for estimators, `PADDING_VALUE`."""
+        """The critic's values by token id; elsewhere 0, or `PADDING_VALUE` for an estimator."""
         elsewhere = 0.0 if gives_advantages(self._job) else PADDING_VALUE
         return token_table(self._batch, given_values(self._batch), elsewhere)
 

@@ -60,7 +60,7 @@ class Dispatch:
         """Token ids of each forward pass, without the forward passes of padding micro-batches."""
 
     def get_lcm_dp_size(self) -> int:
-        """The data-parallel size, as there is only one model."""
+        """The data-parallel size, which is the same for all models."""
         return self._dp_size
 
     def forward(self, model: str, data: Any) -> Any:

@@ -184,7 +184,7 @@ def columns_among(given: Sequence[Any]) -> Columns:
 
 
 def step_gradients(gradients: list[Any], job: Job) -> list[Any]:
-    """Each step's gradient; the sum of all if a batch size cuts the job's only step into more."""
+    """Each step's gradient; their sum if a batch size cuts the job's only step into several."""
     if job.configuration.batch_size is None or len(job.steps) > 1:
         return gradients
     return [sum(gradients)]
@@ -258,7 +258,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
 
 
 def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:
-    """Entries as micro-batches log them; raises `Unsupported` for normalizers if unknown."""
+    """Entries as micro-batches log them; raises `Unsupported` if a version has no normalizers."""
     import torch
 
     if not with_normalizers and any(entry.normalizers is not None for entry in entries):

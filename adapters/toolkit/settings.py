@@ -81,7 +81,7 @@ def shares(job: Job) -> list[list[Integers]]:
 
 
 def dealt(parts: Iterable[Sequence[Integers]]) -> Integers:
-    """The samples of a batch, in an order that gives each rank its parts, such as `shares`.
+    """The samples of a batch, in an order that gives each rank its ``parts``, such as `shares`.
 
     The first rank's samples of all steps come first, then the second rank's, and so on.
     """

@@ -221,7 +221,7 @@ def _scaled(weights: StepWeights) -> Flaw | None:
 
 
 def _shifted(weights: StepWeights) -> Flaw | None:
-    """Gradients that belong to the token after or before."""
+    """Gradients that belong to the next or to the previous token."""
     seen, right = weights.gradient, weights.expected_gradient
     responses = list(weights.step.responses)
     first, last = slice(None, -1), slice(1, None)

@@ -80,7 +80,7 @@ class ChangeKind(StrEnum):
 
 
 class Slice(NamedTuple):
-    """The part of a check with one value of a dimension: a layout, a case; or the whole check."""
+    """A whole check, or the part of it with one value of a dimension, such as one layout."""
 
     check: Check
     dimension: str
@@ -348,7 +348,7 @@ def _says_nothing_of(finding: Finding, other: Finding) -> bool:
 
 
 def _rank(finding: Finding) -> int:
-    """The rank of a verdict from best to worst; 1 for verdicts that judge no numbers."""
+    """The rank of a verdict from best to worst; 1 for refused, unsupported and not driven."""
     if finding.is_rightly_refused:
         return 0
     return {

@@ -154,22 +154,22 @@ class _Entry(FrozenModel):
     file of expectations."""
 
     impact: Words | None = None
-    """Its effect in production, if a run cannot measure it: the words after ``In production:``."""
+    """The effect in production, if a run cannot measure it: the words after ``In production:``."""
 
     reach: Words | None = None
-    """The users who meet it, by the framework's options: the words after ``Who meets it:``."""
+    """The users who meet the fault, by the framework's options: words after ``Who meets it:``."""
 
     upstream: Words = "unknown"
-    """Its state upstream: an issue, a pull request, or the version in which it is fixed."""
+    """The state upstream: an issue, a pull request, or the version in which the fault is fixed."""
 
     looked_up: date | None = None
-    """The day up to which upstream's issues and pull requests were searched for it."""
+    """The day up to which upstream's issues and pull requests were searched for the fault."""
 
     deliberate: Words | None = None
-    """The pull request or document that introduced it on purpose, which makes it a convention."""
+    """The pull request or document that introduced the behaviour on purpose, as a convention."""
 
     engine: tuple[Words, ...] | None = None
-    """The engines that have it, among the engines of the file; all if left out."""
+    """The engines that have the fault, among the engines of the file; all if left out."""
 
     @model_validator(mode="after")
     def _have_evidence(self) -> Self:

@@ -55,7 +55,7 @@ class Declared(FrozenModel):
 
     @property
     def conventions(self) -> Conventions:
-        """The declared conventions, and the defaults of all others."""
+        """The declared conventions, and the defaults of all other conventions."""
         return Conventions(**self.model_dump(exclude={"version", "modes"}))
 
 

@@ -123,7 +123,7 @@ def _read_journal(lines: Sequence[bytes], path: Path) -> Report:
 def write(report: Report, path: Path) -> None:
     """Write a report to ``path`` atomically, so that no reader sees a part of it.
 
-    If the name ends in ``.gz``, it is compressed, always to the same bytes.
+    If the name ends in ``.gz``, the report is compressed, always to the same bytes.
     """
     content = report.to_json().encode()
     if path.suffix == ".gz":

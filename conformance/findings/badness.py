@@ -29,8 +29,8 @@ LEGEND = (
 def growth(old: Finding, new: Finding) -> float:
     """The loss of agreement from the old finding to the new; 0 if it may be rounding.
 
-    The loss is also 0 if one of the findings has no error. A bound of 0, of checks that ask for
-    equal bits, is replaced by the bound of float32.
+    The loss is also 0 if one of the findings has no error. A bound of 0, which checks for equal
+    bits have, is replaced by the bound of float32.
     """
     if old.error is None or new.error is None:
         return 0.0

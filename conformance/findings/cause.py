@@ -169,7 +169,7 @@ class Range(NamedTuple):
 
     @property
     def off(self) -> str:
-        """The distance of factors from 1, as in ``6 % too small to 4 % too large``; empty if 1."""
+        """The distance of factors from 1, as in ``6 % too small to 4 % too large``; empty if 0."""
         sizes = [_off(factor) for factor in self if abs(factor - 1) >= INVISIBLE]
         if len(sizes) < 2:
             return "".join(f"up to {_digits(size)}{unit}" for size, unit in sizes)

@@ -107,7 +107,7 @@ class SharedCause:
     """A cause of several versions of a framework: the same mistake under the same condition."""
 
     groups: dict[int, FindingGroup]
-    """Its findings in each report that has it, by the report's place, the last report first."""
+    """Its findings in each report that has it, by the report's index, the last report first."""
 
     @property
     def newest(self) -> FindingGroup:

@@ -75,7 +75,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The entries of a tensor: their largest absolute value, their sum, and all of at most `SMALL`.
+    """The largest absolute value and the sum of a tensor's entries, and all entries if it is small.
 
     ``is_measured`` is True for floats and booleans, and False for integers, which may be indices.
     """

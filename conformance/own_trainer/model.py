@@ -86,7 +86,7 @@ class StandIn:
 
 
 def _scaled(head: Any) -> Any:
-    """The head with scaled gradients; the probe has a gradient even if peft, say, froze it."""
+    """The head with scaled gradients, which the probe gets even if a library like peft froze it."""
 
     def scaled(input_ids: torch.Tensor, probe: torch.Tensor) -> Any:
         if not probe.requires_grad:

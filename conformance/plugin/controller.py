@@ -150,7 +150,7 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """With pytest-xdist: count what is about to run; all workers collect the same."""
+        """With pytest-xdist: count what is about to run; all workers collect the same tests."""
         self._select(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

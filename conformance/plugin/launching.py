@@ -90,7 +90,7 @@ def rank_budget(config: pytest.Config) -> RankBudget:
 
 
 def _launch(config: pytest.Config) -> Launch | None:
-    """The launch by which torchrun started this run; None if it did not, or without an adapter."""
+    """The launch by which torchrun started this run; None without torchrun or an adapter."""
     if config.getoption("adapter") is None:
         return None
     from conformance.ranks.torchrun import Launch

@@ -58,7 +58,7 @@ class Reached(FrozenModel):
 
     mistake: str
     says: str
-    """The sentence of `reports/known`, or of the catalogue if it was not known before."""
+    """The sentence of `reports/known`, or the catalogue's if the mistake was not known before."""
 
     severity: Severity
     is_known: bool

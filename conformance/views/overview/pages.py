@@ -171,7 +171,7 @@ def _departures(found: Sequence[CommittedReport]) -> Iterator[list[str]]:
 
 
 def pages(found: Sequence[CommittedReport], readme: str) -> dict[Path, str]:
-    """Returns the text of each page; in README.md's only the table is replaced."""
+    """Returns the text of each page; in README.md, only the table is replaced."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     conventions, convention_header = _conventions(found)

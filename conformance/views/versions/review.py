@@ -252,8 +252,8 @@ def _worse(group: FindingGroup, found: Reviewed, changed: Mapping[str, Sequence[
 def _cause(cause: Cause, changed: Mapping[str, Sequence[range]]) -> str:
     """Returns the statement of a cause, its reach and its line.
 
-    Facts of most steps are left out, and so are untested options: two layouts do not show whether
-    these matter.
+    Facts that hold for most steps are left out, and so are untested options: two layouts do not
+    show whether these options matter.
     """
     typed = " ".join(one for one in cause.reach.options if one in cause.reach.tested)
     facts = [
