@@ -32,7 +32,7 @@ class DepartureKind(StrEnum):
     SET = "set"  # an option or a value that the adapter sets
     STUBBED = "stubbed"  # code that is replaced by code of the adapter
     PASSED_BY = "passed_by"  # one of the framework's own checks or steps that is not executed
-    NOT_RUN = "not_run"  # code before the function that the adapter calls
+    NOT_RUN = "not_run"  # code that users run before the function that the adapter calls
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Description(Statements):
     declared: Mapping[str, Convention] = field(default_factory=dict)
     dtype: str = "float32"  # dtype of the parameters; `Rank.dtype` overrides it
     # Modes in which the framework's documents promise to train any ordinary step, each with the
-    # place. In these modes a refusal is wrong; in others it is only listed.
+    # place. In these modes a refusal is wrong; in other modes it is only listed.
     promised: Mapping[Mode, str] = field(default_factory=dict)
     # The options with documented defaults, by objective.
     defaults: Mapping[Objective, tuple[DefaultValue, ...]] = field(default_factory=dict)

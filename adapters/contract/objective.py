@@ -29,8 +29,8 @@ class Trait(Flag):
     SELECTING = auto()  # selects tokens by comparing the tokens of a batch
     COVARIANCE = auto()  # selects tokens by covariances of advantages and log-probabilities
     BATCH_MEAN = auto()  # divides weights by their mean over a batch
-    REJECTION = auto()  # with rejection sampling
-    TERMS = auto()  # with an entropy bonus and a divergence besides the policy loss
+    REJECTION = auto()  # has rejection sampling
+    TERMS = auto()  # has an entropy bonus and a divergence besides the policy loss
     GROUP = auto()  # an estimator of advantages that compares the samples of a prompt
     VALUES = auto()  # an estimator of advantages with a critic's values
     PENALTY = auto()  # an estimator with a penalty on the divergence from the reference policy

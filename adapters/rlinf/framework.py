@@ -64,8 +64,8 @@ _FILE = RecordFile(
         why="samples of a batch are dealt to ranks before steps are cut out of it",
     ),
     samples_of_prompt=partial(settings.samples_of_prompt, option="algorithm.group_size"),
-    # These options of an embodied policy are functions of the job only so that versions are not
-    # asked whether they offer them: only constant settings are asked for.
+    # These constants of an embodied policy are written as functions of a job, so that versions are
+    # not asked whether they offer the options.
     embodied=lambda _: "embodied",
     mlp_policy=lambda _: "mlp_policy",
     has_value_head=lambda _: True,

@@ -102,7 +102,7 @@ class SkyRLAdapter(Adapter):
             log = driving.train(config, dispatch, rollouts)
         whole = job.depth is Depth.STEP
         reported = self.framework.reported(dispatch.statuses) | self.framework.reported([log])
-        if not has_kl_term(job):  # an engine then reports 0 without computing it
+        if not has_kl_term(job):  # engines then report 0 without computing the metric
             reported.pop(Metric.KL, None)
         return observation(
             batch,

@@ -258,7 +258,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
 
 
 def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:
-    """Entries as micro-batches log them; raises `Unsupported` if a version has no normalizers."""
+    """Entries as micro-batches log them; raises `Unsupported` for unsupported normalizers."""
     import torch
 
     if not with_normalizers and any(entry.normalizers is not None for entry in entries):

@@ -119,7 +119,10 @@ class LossAdapter(Adapter):
 
 
 def _largest(advantages: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest advantage of each row, [rows], and tokens' shares of it, which are 1 for 0."""
+    """The largest advantage of each row, [rows], and tokens' shares of it, [rows, width].
+
+    Shares of a largest advantage of 0 are 1.
+    """
     largest = advantages.gather(1, advantages.abs().argmax(1, keepdim=True))
     return largest.squeeze(1), (advantages / largest).nan_to_num(1.0)
 

@@ -336,7 +336,7 @@ def explain_forward_passes(step: Step, passes: NDArray[np.int32] | None) -> Flaw
 
 
 def explain_strays(step: Step, passes: NDArray[np.int32]) -> Flaw | None:
-    """The flaw of tokens whose forward pass, [ranks, tokens], is not the rest of their sample's.
+    """The flaw of tokens in another forward pass, [ranks, tokens], than most of their sample.
 
     Ranks must hold whole samples, so there must be no context parallelism.
     """

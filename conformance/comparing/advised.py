@@ -24,7 +24,7 @@ def said(difference: Difference) -> Iterator[str]:
 
 
 def clauses(difference: Difference) -> Iterator[str]:
-    """Yield a clause for each mistake that is new or gone in advice, with its findings' number."""
+    """Yield a clause for each mistake that is new or gone in advice, with a count of findings."""
     for fate, name, findings in _changed(difference):
         says = MISTAKES[name].says if name in MISTAKES else name.replace("_", " ")
         yield f"{fate}: {says} ({len(findings)} finding{'s' if len(findings) > 1 else ''})"

@@ -364,7 +364,7 @@ def check(
     time_limit: float = 60.0,
     advantages: str | None = None,
 ) -> Iterator[Steps]:
-    """Yields steps to train in a script or notebook, and prints the message of a test that fails.
+    """Yields steps to train in a script or notebook; prints the message that would fail a test.
 
     The arguments are those of the fixture `loss_conformance`. For several data-parallel ranks,
     start the script with torchrun.

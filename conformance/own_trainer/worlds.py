@@ -148,7 +148,7 @@ class Copies:
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, see above
+            warnings.simplefilter("ignore", DeprecationWarning)  # on threads: see the docstring
             pid = os.fork()
         if pid:
             there.close()
@@ -271,7 +271,7 @@ class Copies:
         shown = error
         if error is not None and any(word in str(error) for word in WAITED):
             shown = self._first_failure() or error
-        for pid, _ in self._children.values():  # the copy may wait for this rank
+        for pid, _ in self._children.values():  # a copy may wait for this rank
             os.kill(pid, signal.SIGKILL)
         return shown
 

@@ -119,7 +119,7 @@ def painted(batch: Columns, paint: Paint) -> dict[str, Any]:
     match paint.column:
         case Column.ADVANTAGES:
             advantages = one(np.copysign(size, ADVANTAGES[painted_id % len(ADVANTAGES)]))
-            if paint.id is not None:  # the tokens of a sample share a value
+            if paint.id is not None:  # all tokens of the sample share one advantage
                 advantages[sample][:] = advantages[sample][token]
             return {**neutral, "raw_advantages": advantages, "reference_log_probs": batch.log_probs}
         case Column.RETURNS:

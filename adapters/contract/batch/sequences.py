@@ -47,7 +47,7 @@ class Sequences:
 
     @cached_property
     def names(self) -> list[Integers]:
-        """Names of response tokens, by sample: the name, by default the id, selects values."""
+        """Names of response tokens, by sample; values depend on the name, by default the id."""
         responses = iter(self.responses)
         return [
             ids if step.token_names is None else step.token_names[response]

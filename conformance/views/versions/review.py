@@ -190,7 +190,7 @@ def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
         mistakes.setdefault(group.cause.words if is_number else group.cause.statement, group)
     groups = sorted(mistakes.values(), key=_telling, reverse=True)
     clauses = [_worse(group, found, lines) for group in groups]
-    is_one = sum(map(len, lines.values())) == 1  # all of them come from this change
+    is_one = sum(map(len, lines.values())) == 1  # all mistakes come from this change
     named = clauses[: 1 if is_one else MOST]
     more = _more(clauses[len(named) :], " of the same change" if is_one else "")
     clauses = [*named, *more, *_refused(found.no_longer_trained, found)]
@@ -321,7 +321,7 @@ def _not_trained(group: FindingGroup, head: Report) -> str:
         for one in head.findings
         if one.verdict not in (*UNJUDGED, Verdict.REFUSED)
         and {*typed} <= {*options(one, head.chosen_by)}
-        and OBJECTIVES.get(one.identity.slug) not in OF_CRITIC  # no policy loss affects it
+        and OBJECTIVES.get(one.identity.slug) not in OF_CRITIC  # no policy loss affects a critic
     }
     extent = "every step" if steps >= others else f"{len(steps)} of {len(steps | others)} steps"
     rare = "".join(f", {fact}" for fact in cause.reach.rare)

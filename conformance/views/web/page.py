@@ -167,7 +167,7 @@ class PageFramework:
 
 
 def headline(frameworks: Iterable[PageFramework]) -> str:
-    """A sentence on the numbers of mistakes: all, those in gradients, and those by default.
+    """A sentence on the numbers of mistakes, of wrong gradients, and of wrong ones by default.
 
     An entry of `reports/known` is one mistake, on any number of engines.
     """
