@@ -51,8 +51,8 @@ class ListedFramework:
 class VirtualEnvironment:
     """A virtual environment that holds the packages of several frameworks.
 
-    ``packages`` are installed after the extras, without their dependencies. The versions of all
-    other packages are pinned by constraints.txt if it is ``constrained``.
+    ``packages`` are installed after the extras, without their dependencies. If the environment is
+    ``constrained``, constraints.txt pins the versions of all other packages.
     """
 
     name: str
@@ -71,7 +71,7 @@ class VirtualEnvironment:
 
 
 def _entries(kind: str) -> dict[str, dict[str, Any]]:
-    """The tables of one kind by name, with tuples for lists."""
+    """The tables of one kind by name, with lists turned into tuples."""
     tables = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))[kind]
     return {
         name: {"name": name}

@@ -114,7 +114,7 @@ def _train(
 ) -> Mapping[str, float]:
     """Train on the trajectories of a step; return AReaL's log, by AReaL's names.
 
-    Raises `Refused` if no token of the step is active, which AReaL asserts.
+    Raises `Refused` if no token of the step is active, because an assertion of AReaL then fails.
     """
     actor = module("trainer.ppo.actor").PPOActor(config.actor, engine)
     given = rollouts.assign_advantages(actor.compute_advantages(trajectories))
@@ -186,7 +186,7 @@ class ArealRollouts:
         return trajectories
 
     def _trajectory(self, index: int) -> dict[str, torch.Tensor]:
-        """A prompt with its response, [1, tokens] each, and the reward."""
+        """The columns of a prompt with its response, each [1, tokens], and the reward, [1]."""
         import torch
         from torch.nn.functional import pad
 

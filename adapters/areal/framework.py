@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def budget(job: Job) -> int:
-    """A token budget of micro-batches, which hold all samples of a prompt in `prompt_mean`."""
+    """A token budget for micro-batches; in `prompt_mean`, all samples of any prompt fit."""
     if job.aggregation.mode is not Mode.PROMPT_MEAN:
         return settings.rank_budget(job)
     longest = max(int(_tokens_of_prompts(step).max()) for step in job.steps)

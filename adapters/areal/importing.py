@@ -24,7 +24,7 @@ SECTIONS = {"rejection_sampling.": "RejectionSamplingConfig", "reward_norm.": "N
 
 
 def import_areal(source: Path | None, engine: str) -> None:
-    """Import AReaL's trainers of an engine's module, from the folder of a release if given."""
+    """Import AReaL, from a release's folder if given, and add the probe to an engine's module."""
     _prepare()
     import_from("areal", [source] if source else [])
     _add_the_seam(engine)

@@ -37,7 +37,7 @@ def megatron_logits(input_ids: Tensor, probe: Tensor, logit: Tensor) -> Tensor:
 
 
 def add_probe(gather: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap AReaL's function of log-probabilities and entropies, adding the probe to the former."""
+    """Wrap AReaL's function of logits, adding the probe to log-probabilities, not to entropies."""
 
     def gathered(logits: Tensor, labels: Tensor, **options: Any) -> Any:
         log_probs, entropies = gather(logits, labels % SEAM.VOCABULARY, **options)

@@ -2,8 +2,8 @@
 
 An adapter's knowledge of its framework is data, a `Framework`; its code only drives the framework.
 
-An adapter drives one framework. It is created in the controlling process, which only asks for its
-properties, and pickled to every rank, where it imports the framework and runs steps. It never sees
+An adapter drives one framework. The controlling process creates it, asks only for its properties,
+and pickles it to every rank. There the adapter imports the framework and runs steps. It never sees
 an expected value.
 """
 

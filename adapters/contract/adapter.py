@@ -71,7 +71,7 @@ class Adapter(ABC):
     dtypes: ClassVar[tuple[str, ...]] = ()  # values of `Rank.dtype`, such as ``float32``
     versions: ClassVar[str] = ""  # the versions of the framework that the adapter drives, in words
     dependencies: ClassVar[tuple[str, ...]] = ()  # distributions whose versions may change a result
-    # Whether the framework adds padding samples where a step has too few for all ranks and
+    # Whether the framework adds padding samples if a step has too few samples for all ranks and
     # micro-batches.
     fills_up: ClassVar[bool] = False
     framework: ClassVar[Framework | None] = None  # the record of the framework, if there is one

@@ -32,7 +32,7 @@ class DepartureKind(StrEnum):
     SET = "set"  # an option or a value that the adapter sets
     STUBBED = "stubbed"  # code that is replaced by code of the adapter
     PASSED_BY = "passed_by"  # one of the framework's own checks or steps that is not executed
-    NOT_RUN = "not_run"  # code before the function that the adapter calls
+    NOT_RUN = "not_run"  # code that users run before the function that the adapter calls
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ is_set, stubbed, passed_by, not_run = (partial(Departure, kind) for kind in Depa
 
 
 class BatchProperty(StrEnum):
-    """A property that a framework's own code may keep batches from having."""
+    """A property that no batch has if the framework's own code prevents it."""
 
     EMPTY_SAMPLE = "a sample without active tokens"
 
@@ -78,16 +78,16 @@ class Statements:
     largest_pp: int = 1  # the largest supported number of pipeline stages
     missing_rewards: bool = False  # whether the framework's types allow a sample without a reward
     # Rules of configurations and logs, by name, that this version states, each with the place: a
-    # document, a help text, its validation or its tests. Breaking a rule that is not listed is no
-    # mistake.
+    # document, a help text, its validation or its tests. Breaking a rule that is not listed is not
+    # a mistake.
     rules: Mapping[str, str] = field(default_factory=dict)
     # Rules, by name, that this version contradicts, each with the place of the contradiction.
     permits: Mapping[str, str] = field(default_factory=dict)
     # Mistakes of the catalogue, by name, that this version makes on purpose, each with a
     # description. A finding of such a mistake is advice.
     deliberate: Mapping[str, Convention] = field(default_factory=dict)
-    # Objectives with a fixed mode that this version documents. Ignoring another mode is then
-    # advice.
+    # Objectives with a fixed mode that this version documents. That such an objective ignores the
+    # chosen mode is advice.
     fixed_modes: Mapping[Objective, FixedMode] = field(default_factory=dict)
     departures: tuple[Departure, ...] = ()  # all differences from a user's run, except stubs
 
@@ -96,15 +96,15 @@ class Statements:
 class Description(Statements):
     """The features of a loaded framework, as found by inspecting it.
 
-    The fields up to `records_forward_passes` are its capabilities, with the largest numbers of
-    ranks and stages. Jobs beyond them are not run and listed as unsupported; a declared capability
-    that fails counts as wrong.
+    The fields up to `records_forward_passes`, and the largest numbers of ranks and stages, are its
+    capabilities. Jobs beyond the capabilities are listed as unsupported and not run. A declared
+    capability that fails counts as wrong.
     """
 
     modes: frozenset[Mode] = frozenset()
     depths: frozenset[Depth] = frozenset()
     objectives: frozenset[Objective] = frozenset()
-    # The metrics that this version logs where a job has their terms.
+    # The metrics that this version logs in jobs that have the metrics' terms.
     metrics: frozenset[Metric] = frozenset()
     options: frozenset[Option] = frozenset()  # supported options of layouts
     # The settings that `Job.configuration` may have, each with the framework's words for the
@@ -118,7 +118,7 @@ class Description(Statements):
     declared: Mapping[str, Convention] = field(default_factory=dict)
     dtype: str = "float32"  # dtype of the parameters; `Rank.dtype` overrides it
     # Modes in which the framework's documents promise to train any ordinary step, each with the
-    # place. In these modes a refusal is wrong; in others it is only listed.
+    # place. In these modes a refusal is wrong; in other modes it is only listed.
     promised: Mapping[Mode, str] = field(default_factory=dict)
     # The options with documented defaults, by objective.
     defaults: Mapping[Objective, tuple[DefaultValue, ...]] = field(default_factory=dict)

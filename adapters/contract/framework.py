@@ -28,7 +28,7 @@ Settings = Mapping[str, Any]
 
 
 class Substitute(str):
-    """A value that replaces a user's own, such as a file or the name of a function."""
+    """A value that replaces one that a user chooses, such as a file or the name of a function."""
 
     __slots__ = ()
 
@@ -62,12 +62,13 @@ class Configurable:
 class Framework(Statements):
     """A framework, or one of its engines.
 
-    ``modes`` maps the framework's own name of a mode to the mode as `Aggregation.parse` reads it
-    (``constant`` alone if users give its divisor) and to the settings that choose the mode; the
-    first entry is the default. If a mode has several names, jobs choose the first with their
-    divisor, or else the first. ``layout`` maps parts of a layout's name to settings: ``mb`` for a
-    number of micro-batches, ``accumulated`` for more than one where users have only one by default,
-    ``mbtokens``, ``thd``, ``mb-thd``, an option, and so on, or several parts separated by spaces.
+    ``modes`` maps the framework's own name of a mode to two values: the mode as `Aggregation.parse`
+    reads it (``constant`` alone if users give its divisor), and the settings that choose the mode.
+    The first entry is the default. If a mode has several names, jobs choose the first name with
+    their divisor, or else the first name. ``layout`` maps parts of a layout's name to settings. A
+    part is ``mb`` for a number of micro-batches, ``accumulated`` for more than one micro-batch
+    where users have only one by default, ``mbtokens``, ``thd``, ``mb-thd``, an option, and so on; a
+    key may have several parts, separated by spaces.
     Jobs of every kind use the settings of ``always``; the settings of ``configurations`` come last,
     and an empty text leaves an option out. ``metrics`` has the name of each metric in logs: with
     the prefix ``-``, the log has the negated metric, with ``1 -`` its complement. With ``1/2``,
@@ -188,8 +189,8 @@ class Framework(Statements):
     def _chosen_by(self, default: Callable[[str], object]) -> dict[str, tuple[str, ...]]:
         """The options that choose each mode, objective and part of layouts, as a user types them.
 
-        Options with their default values are left out, and so are the options of the objective's
-        base.
+        Options with default values are left out. For other losses with ratios, so are the options
+        that PPO's loss already sets.
         """
 
         def usual(name: str) -> object:
@@ -208,7 +209,7 @@ class Framework(Statements):
         return {name: text for name, text in typed.items() if text}
 
     def settings(self, job: Job) -> dict[str, Any]:
-        """The options that train the job; none for an objective that is not in the record.
+        """The options that train the job; an objective that is not in the record adds none.
 
         Raises `Unsupported` for a mode that the framework lacks, in general or for the job's loss,
         and for a division into micro-batches that no part of ``layout`` describes.
@@ -315,16 +316,16 @@ def _text(aggregation: Aggregation) -> str:
 
 
 def _difference(settings: Settings, base: Settings) -> Settings:
-    """The settings that are missing from others, or have another value in them."""
+    """The settings that ``base`` lacks, or has with another value."""
     return {name: one for name, one in settings.items() if name not in base or base[name] != one}
 
 
 def _typed(settings: Settings, default: Callable[[str], object]) -> tuple[str, ...]:
     """Settings as users type them, without default values.
 
-    A value that depends on the job, is a `Substitute` or has several parts is left out, and only
-    the option's name is given. A number that only tunes a feature which another option switches on
-    is left out; a number whose default is 0 or None is itself a switch.
+    If a value depends on the job, is a `Substitute` or has several parts, only the option's name is
+    given. An option whose number only tunes a feature that another option switches on is left out;
+    a number whose default is 0 or None is itself a switch.
     """
     changed = {name: one for name, one in settings.items() if one != default(name)}
     tuned = [

@@ -53,7 +53,8 @@ class FaultInjection(StrEnum):
 
     GROUPS_MISSING = "groups_missing"  # samples have no prompt group
     GROUP_INCOMPLETE = "group_incomplete"  # the first prompt group lacks a sample
-    DENOMINATORS_DROPPED = "denominators_dropped"  # a custom conversion leaves out `prompt_mean`'s
+    # a custom conversion leaves out the denominators of `prompt_mean`
+    DENOMINATORS_DROPPED = "denominators_dropped"
     BOUNDARY_GAP = "boundary_gap"  # a sample between two prompt groups belongs to no group
     BOUNDARY_OVERLAP = "boundary_overlap"  # a sample belongs to two adjacent prompt groups
     BOUNDARY_SHORT = "boundary_short"  # the last prompt group ends before the last sample
@@ -65,8 +66,8 @@ class Configuration:
 
     ``says_mode`` is False if the mode is left to the framework's default; ``per_token`` is the
     older flag for `token_mean`. ``divisor`` is the divisor as typed; None stands for the job's
-    divisor, and an empty text for no divisor. ``entropy`` and ``kl`` switch on auxiliary losses;
-    ``corrects`` sets a custom function for truncated importance sampling, ``reduces`` a custom
+    divisor, and an empty text for no divisor. ``entropy`` and ``kl`` switch on auxiliary losses.
+    ``corrects`` sets a custom function for truncated importance sampling. ``reduces`` sets a custom
     reducer of the policy loss, which divides sums by `REDUCER_DIVISOR` in every mode.
     ``batch_size`` is the number of samples of an optimizer step, the job's if None. ``distils``
     subtracts the divergence from a teacher, times `KL_COEFFICIENT`, from advantages that the
@@ -304,7 +305,7 @@ class Observation:
     sample of the step. The sum exceeds the number of samples if a framework repeats samples as
     padding. ``rows`` may be empty too. ``skipped_steps`` are the steps whose gradient the trainer
     discarded because it was NaN or infinite: their weights are 0. All these fields may be empty on
-    a pipeline stage without a probe; only the last stage must have one. ``reported`` are the
+    a pipeline stage without a probe; only the last stage must have a probe. ``reported`` are the
     metrics that the framework logs on this rank, after its own reduction over micro-batches and
     ranks; None if this rank logs none. Metrics of rollouts (`OF_ROLLOUTS`) have one entry for the
     batch. Unknown metrics are absent. ``reported`` is empty below depth `step`.
@@ -321,8 +322,8 @@ class Observation:
     """All numbers of the framework's logs, by their names in the logs. Adapters do not set it."""
 
     logs_together: bool = False
-    """Whether each logged number covers several optimizer steps, so that ``reported`` has none per
-    step."""
+    """Whether each logged number covers several optimizer steps, so that ``reported`` cannot have
+    one for each step."""
 
     own_losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """The result of `ProbedBatch.own_losses`, for `Objective.ROUTER`."""

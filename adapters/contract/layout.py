@@ -22,15 +22,15 @@ class Option(StrEnum):
     INTERLEAVED = "interleaved"  # each pipeline stage has two chunks of the model
     LEGACY_TRAINER = "legacy_trainer"  # the trainer that a framework keeps beside its default one
     MASKED_TRUNCATION = "masked_truncation"  # the framework masks samples that were cut off
-    NOT_SHARDED = "not_sharded"  # every rank has a whole model, where shards are the default
+    NOT_SHARDED = "not_sharded"  # every rank has a whole model, although shards are the default
     # gradients are reduced bucket by bucket during the backward pass
     OVERLAP_GRAD_REDUCE = "overlap_grad_reduce"
-    # The step has fewer micro-batches than usual, like the last step of an epoch may.
+    # The step has fewer micro-batches than usual, as the last step of an epoch may have.
     PARTIAL_WINDOW = "partial_window"
     PER_TOKEN_LOSS = "per_token_loss"  # the engine divides gradients by its own token count
-    # PPO by the worker that also has other policy losses
+    # PPO's loss in the worker that also has other policy losses
     POLICY_GRADIENT_WORKER = "policy_gradient_worker"
-    # optimizer not distributed, where distributed is the default
+    # the optimizer is not distributed, although it is by default
     REPLICATED_OPTIMIZER = "replicated_optimizer"
     ROUTING_REPLAY = "routing_replay"  # tokens get the experts that their rollouts chose
     # The preceding batch of rollouts is too small for an optimizer step, as at the end of an epoch.
@@ -59,9 +59,9 @@ _LAYOUT = re.compile(
 class Layout:
     """The division of a step among ranks and micro-batches.
 
-    ``dp``, ``cp`` and ``tp`` count data-, context- and tensor-parallel ranks (Ulysses sequence
-    parallelism counts as context parallelism), ``pp`` the stages of a pipeline, whose last one
-    computes the loss; ranks are numbered along ``tp`` first, then along ``cp``, ``dp`` and ``pp``.
+    ``dp``, ``cp`` and ``tp`` count data-, context- and tensor-parallel ranks; Ulysses sequence
+    parallelism counts as context parallelism. ``pp`` counts the stages of a pipeline, whose last
+    stage computes the loss. Ranks are numbered along ``tp`` first, then ``cp``, ``dp`` and ``pp``.
     ``micro_batches`` says how a rank's samples are cut: into a number of equal micro-batches, into
     ``uneven`` micro-batches of different sample counts, or into micro-batches of limited
     ``tokens``. ``format`` is the storage of a micro-batch: ``thd`` is one packed row, ``bshd`` one

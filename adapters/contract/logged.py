@@ -1,4 +1,4 @@
-"""All numbers that a framework logs in a job, under its own names, known to a check or not.
+"""All numbers that a framework logs in a job, by their names in the log, with or without a check.
 
 The functions that read metrics from a log note the whole log here; adapters need no code for it.
 """
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 Logged = dict[str, tuple[float | None, ...]]
-"""The numbers of each log by name, None where a log lacks one."""
+"""The numbers of all logs by name; None if a log lacks the number."""
 
 
 class LogRecorder:
@@ -36,11 +36,11 @@ class LogRecorder:
 
 
 def number(value: object) -> float | None:
-    """A logged value as a number, None if it is no number."""
+    """A logged value as a number, None if it is not a number."""
     if isinstance(value, str):
         return None
     try:
-        return float(value)  # type: ignore[arg-type] # that is the question
+        return float(value)  # type: ignore[arg-type] # logs have values of any type
     except (TypeError, ValueError, RuntimeError):
         return None
 

@@ -21,16 +21,16 @@ class Trait(Flag):
     CORRECTION = auto()  # corrects PPO's loss for a rollout policy that differs from the old policy
     ROLLOUT_RATIO = auto()  # depends on the ratio of old to rollout policy, as corrections do
     ROLLOUT_POLICY = auto()  # uses the rollout policy as the old policy
-    # Depends on the new log-probability itself, which is not 0. A loss with a ratio to the rollout
-    # policy depends on it only if the ratio wrongly has a gradient.
+    # Depends on the new log-probability itself, which is therefore not 0. A loss with a ratio to
+    # the rollout policy depends on it only if the ratio wrongly has a gradient.
     LOG_PROB = auto()
     ONE_ADVANTAGE = auto()  # all tokens of a sample have the same advantage
     SEQUENCE = auto()  # depends on whole sequences
     SELECTING = auto()  # selects tokens by comparing the tokens of a batch
     COVARIANCE = auto()  # selects tokens by covariances of advantages and log-probabilities
     BATCH_MEAN = auto()  # divides weights by their mean over a batch
-    REJECTION = auto()  # with rejection sampling
-    TERMS = auto()  # with an entropy bonus and a divergence besides the policy loss
+    REJECTION = auto()  # has rejection sampling
+    TERMS = auto()  # has an entropy bonus and a divergence besides the policy loss
     GROUP = auto()  # an estimator of advantages that compares the samples of a prompt
     VALUES = auto()  # an estimator of advantages with a critic's values
     PENALTY = auto()  # an estimator with a penalty on the divergence from the reference policy
@@ -91,8 +91,8 @@ class Objective(StrEnum):
     # Advantages times log-probabilities, with a quadratic penalty on the log-ratio
     # (arXiv:2405.19107).
     DRO = "dro", Trait.POLICY_LOSS
-    # Sequences are dropped by their mean ratio to the rollout policy; tokens of the others are
-    # corrected.
+    # Sequences are dropped by their mean ratio to the rollout policy; tokens of the other sequences
+    # are corrected.
     SEQUENCE_MASKED = "sequence_masked", Trait.POLICY_LOSS | Trait.ROLLOUT_RATIO | Trait.SEQUENCE
     # Covariances select tokens: clip-cov clips tokens within bounds, kl-cov penalises the largest.
     COVARIANCE_CLIPPED = (

@@ -101,7 +101,7 @@ class Recipe:
     ) -> Recipe:
         """A recipe whose optimizer step of ``samples`` is cut on a grid of ranks.
 
-        A micro-batch has ``rows`` samples; None if a token budget cuts micro-batches.
+        A micro-batch has ``rows`` samples; ``rows`` is None if a token budget cuts micro-batches.
         """
         layout = replace(
             grid,
@@ -152,7 +152,7 @@ def require_words(typed: Typed, title: str) -> None:
 
 
 def nested_yaml(file: Path | None) -> Any:
-    """The options of a YAML file, for frameworks that take them as words; none without a file.
+    """The options of a YAML file, for frameworks that take them as words; empty without a file.
 
     Raises:
         RecipeRefused: the file is not YAML, or has no options.
@@ -192,9 +192,9 @@ def grid_of(ranks: int, cp: int = 1, tp: int = 1, pp: int = 1) -> Layout:
 def extend_defaults(
     defaults: Settings, values: Settings, by_user: Collection[str]
 ) -> dict[str, Any]:
-    """The defaults, with the value of each option that is not ``by_user``.
+    """The defaults, replaced by the values of all options that are not named in ``by_user``.
 
-    Values that follow from other options do not count as set by a user.
+    Values that follow from other options thus do not count as set by a user.
     """
     following = {name: one for name, one in values.items() if name not in by_user}
     return {**defaults, **following}

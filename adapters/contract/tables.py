@@ -94,7 +94,7 @@ class _Choices(BaseModel, extra="forbid"):
 class Imports(BaseModel, extra="forbid"):
     """Packages and modules that a framework imports.
 
-    ``required`` packages must be installed. No step that adapters drive enters the others:
+    ``required`` packages must be installed. No step that adapters drive enters the other packages:
     ``missing`` packages are stubbed unless they are installed, ``stubbed`` packages always.
     """
 
@@ -118,8 +118,8 @@ class RecordFile:
     """The records in a package's file, with the values that the file refers to with a ``$``.
 
     The file may refer to functions of a job in modules, and to values by name. Positional arguments
-    are modules or, for the caller's own module, ``globals()``. If several have the same name, the
-    last one counts.
+    are modules or, for the caller's own module, ``globals()``. If several values have the same
+    name, the last one counts.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ def _itself(job: Any) -> Any:
 
 @cache
 def _attribute(of: Callable[[Any], Any], attribute: str) -> Callable[[Any], Any]:
-    """A function of a job: an attribute of the result of ``of``; the same for equal arguments."""
+    """A function that returns an attribute of ``of(job)``; equal arguments give one function."""
     get = attrgetter(attribute)
     return lambda job: get(of(job))
 
@@ -280,7 +280,7 @@ def _places(places: Mapping[str, str]) -> dict[str, str]:
 
 
 def _defaults(tables: Iterable[Mapping[str, Any]]) -> dict[str, Documented[Any]]:
-    """The defaults that each place, ``where``, documents."""
+    """The documented defaults in tables, each with the place, ``where``, of its table."""
     return {
         name: Documented(value, table["where"])
         for table in tables

@@ -1,4 +1,4 @@
-"""Whether a job has trained a micro-batch yet: a later error is a crash and not a refusal."""
+"""Records whether a job has trained a micro-batch: errors after that are crashes, not refusals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Training:
         self._passes = 0
 
     def note_pass(self) -> None:
-        """Count a forward pass, whose backward pass comes before the next one."""
+        """Count a forward pass, whose backward pass comes before the next forward pass."""
         self._passes += 1
 
     @property

@@ -36,7 +36,7 @@ def enter_world(rank: Rank) -> None:
 
 
 def name_engine(name: str) -> None:
-    """Enable an engine on CPUs that Accelerate allows only on GPUs, by its name."""
+    """Enable an engine, by its name, on CPUs, although Accelerate allows it only on GPUs."""
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
@@ -76,7 +76,7 @@ class Watch(TrainerCallback):
         self.trainer = trainer
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """Read gradients when the wrapped optimizer steps, or DeepSpeed's engine if it is used."""
+        """Read gradients at each step of the wrapped optimizer, or of DeepSpeed's engine if any."""
         optimizer, model = of_trainer["optimizer"], self.trainer.model_wrapped
         if hasattr(model, "is_gradient_accumulation_boundary"):
             from adapters.engines.deepspeed import gradients_of_steps
@@ -87,7 +87,7 @@ class Watch(TrainerCallback):
             self._reader = GradientReader(getattr(optimizer, "optimizer", optimizer))
 
     def on_log(self, args: Any, state: Any, control: Any, **of_trainer: Any) -> None:
-        """Keep a log: one for each step, and last one for the whole run."""
+        """Keep a log. The trainer makes one for each step, and a last one for the whole run."""
         self.logs.append({**of_trainer["logs"]})
 
     def gradients(self) -> list[Gradient]:

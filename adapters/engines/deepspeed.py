@@ -93,8 +93,8 @@ def made_once(make: Callable[..., Any]) -> Callable[..., Any]:
 def gradients_of_steps(engine: Any, probe: torch.nn.Parameter) -> Records[Gradient]:
     """Records the probe's gradient, [capacity], at each optimizer step of DeepSpeed's engine.
 
-    Frameworks call the engine's `step` after every micro-batch; the engine itself knows which one
-    is the last of an optimizer step.
+    Frameworks call the engine's `step` after every micro-batch; the engine itself knows which
+    micro-batch is the last of an optimizer step.
     """
     from deepspeed.utils import safe_get_full_grad
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 SHARED = 2
-"""The number of ranks that share experts with the option; each rank has one expert."""
+"""The number of ranks that share experts under `EXPERT_PARALLEL`; each rank has one expert."""
 
 
 def ranks_that_share(layout: Layout) -> int:
@@ -47,8 +47,8 @@ class Experts:
     def entries(self, probe: torch.Tensor) -> torch.Tensor:
         """The probe's entries of all tokens, summed over the ranks that share experts: [capacity].
 
-        In the backward pass, an expert gets the gradients of all these ranks. All of them call this
-        in each forward pass, where they would dispatch tokens.
+        In the backward pass, an expert gets the gradients of all these ranks. In each forward pass,
+        all of them must call this method, where they would dispatch tokens.
         """
         import torch
 

@@ -53,8 +53,9 @@ def whole(wrapped: Any, gradient: torch.Tensor) -> Gradient:
 def gradients_of_steps(owner: Any, model: Any) -> Records[Gradient | None]:
     """Records the probe's gradient, [capacity], at each ``optimizer_step`` of a model's owner.
 
-    It is None if the step was skipped because the gradient is not finite. Shards are gathered
-    before the step, because in some frameworks each rank decides by its own shard whether to skip.
+    The gradient is None if the step was skipped because the gradient is not finite. Shards are
+    gathered before the step, because in some frameworks each rank decides by its own shard whether
+    to skip the step.
     `take_models_apart` must be called when the world ends.
     """
     WRAPPED.append(model)

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 
 COMPARED = 2
-"""The number of samples of a prompt where nothing depends on this number."""
+"""The number of samples of a prompt in jobs whose result does not depend on it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The sizes of a job: optimizer steps, and a rank's micro-batches per step with their samples.
+    """The sizes of a job, such as its optimizer steps and a rank's micro-batches in each step.
 
     ``per_generation`` counts micro-batches; each generation is trained on ``iterations`` times.
     """

@@ -97,8 +97,9 @@ class Policy:
 
     A rank has one chunk, or several if the schedule is interleaved; the last chunk is observed.
 
-    The schedule calls ``finalize_model_grads`` after the last micro-batch. If it does not finalise
-    gradients, ``counted_tokens`` records the tokens counted on this rank in each step.
+    The schedule calls ``finalize_model_grads`` after the last micro-batch. In a `BarePolicy`, this
+    function does not finalise gradients: it only records in ``counted_tokens`` the tokens that were
+    counted on this rank in each step.
     """
 
     def __init__(self, chunks: list[Any], bare: list[Any]) -> None:
@@ -320,7 +321,7 @@ def ids_of(received: torch.Tensor) -> torch.Tensor:
 
 
 def probe_of(received: torch.Tensor, ids: torch.Tensor, capacity: int) -> torch.Tensor:
-    """The entries of earlier stages' probes in activations, 0 for other tokens: [capacity].
+    """The entries of earlier stages' probes, from activations; 0 for absent tokens: [capacity].
 
     If a framework repeats rows in a micro-batch, only one of the copies is read.
     """

@@ -54,8 +54,8 @@ def values(input_ids: torch.Tensor, probe: torch.Tensor) -> TokenClassifierOutpu
 def outputs(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:
     """The logits, [*input_ids, 1], for any number of rows, with the probe in the graph for FSDP.
 
-    FSDP attaches backward hooks to the logits. They are not a view, because some frameworks divide
-    them in place, which would drop the hooks of a view.
+    FSDP attaches backward hooks to the logits. Some frameworks divide logits in place, which would
+    drop the hooks of a view, so the logits are not a view.
     """
     SEAM.probe = probe
     logits: Any = 0.0 * probe[input_ids].unsqueeze(-1) + (input_ids + 1).unsqueeze(-1)

@@ -71,8 +71,8 @@ class PretrainedProbe(PreTrainedModel, GenerationMixin):
     ) -> CausalLMOutput:
         """Logits of the last ``logits_to_keep`` positions; of all positions if it is 0.
 
-        If a trainer sets ``logits_to_keep``, it drops the logits of the last position, which
-        predicts no token of the row.
+        A trainer that sets ``logits_to_keep`` drops the logits of the last position, which predicts
+        no token of the row.
         """
         self.passes.note(input_ids)
         probe, predicted = self.layer(), input_ids[:, -logits_to_keep:] + 1
@@ -92,7 +92,7 @@ def logits_of(predicted: torch.Tensor, probe: torch.Tensor, given: torch.Tensor)
 
 
 def table(batch: ProbedBatch, values: Sequence[NDArray[Any]], capacity: int) -> torch.Tensor:
-    """Values of response tokens by token id, 0 for others: float32, [capacity]."""
+    """Values of response tokens by token id, 0 for other ids: float32, [capacity]."""
     of_tokens = token_table(batch, values)
     return torch.nn.functional.pad(of_tokens, (0, capacity - len(of_tokens)))
 

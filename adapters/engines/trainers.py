@@ -1,7 +1,7 @@
-"""Shared by adapters of trainers on Hugging Face Accelerate, without importing Accelerate.
+"""Base classes of adapters of trainers on Hugging Face Accelerate, without importing Accelerate.
 
-The settings of transformers' `Trainer` that do not affect token weights, the worlds of ranks, and
-the engines FSDP2 and DeepSpeed, which a user chooses by options of the `Trainer`.
+This module also has the settings of transformers' `Trainer` that do not affect token weights, and
+the settings by which a user chooses the engines FSDP2 and DeepSpeed.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OF_RUNS: dict[str, Any] = {
 """Settings of a `Trainer` that all jobs use."""
 
 PREPARED = {"accelerator_config": {"use_configured_state": True}}
-"""Settings that keep the engine of the world, which transformers would otherwise reset."""
+"""Settings that keep transformers from resetting the engine that was chosen for the world."""
 
 
 def sharded(record: Framework) -> Framework:

@@ -50,7 +50,7 @@ class MegatronLmAdapter(OnMegatron, InOneRun):
 
     @cached_property
     def record(self) -> Framework:
-        """The record of the loaded version, with a mode of a pull request if it has that mode."""
+        """The record of the loaded version, with pull request 6113's mode if the version has it."""
         more = PER_SEQUENCE if self._has({OF_SEQUENCES: True}) else {}
         return replace(self.framework, modes={**more, **self.framework.modes})
 

@@ -81,7 +81,7 @@ def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Any:
 
 
 def words(settings: Settings) -> list[str]:
-    """Settings as typed; settings that are False are left out."""
+    """Settings as words of a command line; settings that are False are left out."""
     return [word(name, value) for name, value in settings.items() if value is not False]
 
 
@@ -152,7 +152,7 @@ def _policy(args: Any, capacity: int, rank: Rank) -> Any:
 
 
 def _copied(_: Any, state: dict[str, Any], *__: object) -> dict[str, Any]:
-    """A copy of a state dictionary, which Megatron-LM's move from a GPU would make."""
+    """A copy of a state dictionary; on a GPU, Megatron-LM makes one by moving it to the CPU."""
     return {name: value.clone() for name, value in state.items()}
 
 

@@ -22,7 +22,7 @@ PACKED = "--rl-use-sequence-packing"
 
 
 def micro_batch_size(job: Job) -> int:
-    """The number of rows of a micro-batch: one row, such as a packed bin, if tokens cut them."""
+    """The number of rows of a micro-batch; one, such as a packed bin, if it is cut by tokens."""
     return settings.largest_micro_batch(job, _rows_asked_for(job))
 
 
@@ -76,7 +76,7 @@ def longest_sequence(job: Job) -> int:
 
 
 def _sliced(job: Job, length: int) -> int:
-    """A length rounded up to equal slices for context-parallel ranks, at least 2 tokens."""
+    """A length, rounded up to a multiple of twice the number of context-parallel ranks."""
     slices = 2 * job.layout.cp
     return -(-length // slices) * slices
 

@@ -1,4 +1,4 @@
-"""Shared by miles' engines: its imports, its rollout side, its conventions and its logs."""
+"""Code that the adapters of miles' engines share: imports, rollout side, conventions and logs."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class MilesFsdpAdapter(MilesAdapter):
         import_miles(source, megatron=False)
         # the loss requires this module
         importlib.import_module("megatron.core.fusions.fused_cross_entropy")
-        # It validates server options, which are left out.
+        # Do not validate the server's options, which are left out.
         module("utils.arguments").sglang_validate_args = lambda args: None
         decline_in_fetch(engine("actor"), engine("actor").FSDPTrainRayActor)
 

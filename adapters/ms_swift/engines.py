@@ -32,7 +32,7 @@ class MsSwiftAdapter(InOneRun):
     trainer: ClassVar[str]
     """The paths of two classes: the command line's arguments, and the trainer."""
     log_probs: ClassVar[tuple[str, str, str]]
-    """The module that computes log-probabilities and entropies from logits, and its functions."""
+    """The module of functions of logits, and its functions of log-probabilities and entropies."""
 
     def load(self, source: Path | None) -> None:
         """Import ms-swift and its trainer."""

@@ -40,8 +40,8 @@ BEFORE_A_RUN = (
     "_init_stream",
     "_init_torch_dtype",
 )
-"""Methods of arguments that do more than validate: look up models, call servers, run users' code.
-"""
+"""Methods of arguments that do more than validate: they look up models, call servers or run users'
+code."""
 
 OF_MODEL = {"model_info": None, "model_meta": None}
 """Attributes that ms-swift would look up for a recipe's model."""

@@ -53,7 +53,7 @@ def dual_clip(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> T
 
 
 def gspo(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
-    """PPO's losses with the ratio of the whole sequence, whose gradient is the token ratio's."""
+    """PPO's losses with the sequence's ratio; the gradient reaches only the token itself."""
     log_ratios = (log_probs - packed.old_log_probs).detach()
     tokens = sequence_sum(torch.ones_like(log_ratios), packed).clamp(min=1)
     of_sequences = sequence_sum(log_ratios, packed) / tokens
@@ -67,7 +67,7 @@ def cispo(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tenso
 
 
 def sapo(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
-    """Soft gates instead of clipping."""
+    """Losses with soft gates instead of clipping."""
     temperature = torch.where(
         packed.advantages > 0, CONSTANTS.positive_temperature, CONSTANTS.negative_temperature
     )
@@ -83,7 +83,7 @@ def kl_cov(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tens
 
 
 def geo_mean(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
-    """Losses with geometric means of a sequence's clipped ratios; each has one token's gradient."""
+    """Losses with geometric means of clipped ratios; each gradient reaches only its own token."""
     log_ratios = log_probs - packed.old_log_probs
     bounded = torch.where(
         packed.advantages > 0,
@@ -164,9 +164,10 @@ def dppo_kl(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Ten
 
 
 def trusted(log_probs: Tensor, moved: Tensor, low: float, high: float, packed: Packed) -> Tensor:
-    """Losses, 0 for tokens that have moved too far: ``low`` is the bound down, ``high`` up.
+    """Losses without clipping, 0 for tokens whose probability has moved too far.
 
-    Only a move in the advantage's direction counts: down if it is negative, up if positive.
+    ``low`` bounds moves down, ``high`` moves up. Only a move in the advantage's direction counts:
+    down if the advantage is negative, up if it is positive.
     """
     log_ratios = log_probs - packed.old_log_probs
     fallen = (packed.advantages < 0) & (log_ratios < 0) & (moved > low)
@@ -232,7 +233,7 @@ def opsm(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor
 
 
 def kept(log_ratios: Tensor) -> Tensor:
-    """Whether ratios are kept, being within bounds."""
+    """Whether ratios are within the bounds of kept ratios, given log-ratios."""
     ratios = torch.exp(log_ratios)
     return (ratios >= CONSTANTS.kept_low) & (ratios <= CONSTANTS.kept_high)
 
@@ -248,7 +249,7 @@ def teacher(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Ten
 
 
 def teacher_reward(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
-    """Ratios of new to old policy times log-ratios to a teacher; the latter have no gradient."""
+    """Ratios of new to old policy times detached log-ratios to a teacher."""
     ratios = torch.exp(log_probs - packed.old_log_probs)
     return ratios * (log_probs - packed.teacher_log_probs).detach()
 

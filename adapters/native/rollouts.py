@@ -75,7 +75,7 @@ class NativeEstimator(RankSums):
     ) -> list[list[SampleTensors]]:
         """The samples of all steps with their advantages.
 
-        ``held`` are the ids of this rank's tokens that count in mean and variance.
+        ``held`` are the ids of this rank's tokens that count in the mean and variance of whitening.
         """
         samples = [sample for step in steps for sample in step]
         raw = [self.raw(sample, self.siblings(sample, samples)) for sample in samples]

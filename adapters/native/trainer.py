@@ -241,8 +241,7 @@ class Trainer:
     def router_losses(self, probe: torch.Tensor, held: torch.Tensor) -> torch.Tensor:
         """The contribution of a micro-batch, given its token ids, to the router losses.
 
-        Each router loss is a mean over all tokens of the step, or all except each sample's first
-        token.
+        Each router loss is a mean over all tokens of the step except each sample's first token.
         """
         balancing = ROUTER_COEFFICIENT * probe[held].sum()
         return (balancing + Z_COEFFICIENT * len(held) * probe[-1]) / self.routed

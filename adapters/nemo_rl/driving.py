@@ -158,9 +158,10 @@ def _fine_tune(policy: Any, config: Any, rollouts: NemoRLRollouts, log: Any) -> 
 
 
 class NemoRLRollouts:
-    """The samples of some optimizer steps as NeMo-RL's environments return them.
+    """The samples of given optimizer steps, as NeMo-RL's environments return them.
 
-    A sample is a log of messages with one reward. This class also gives values of their tokens.
+    A sample is a log of messages with one reward. Methods also return values of the samples'
+    tokens.
     """
 
     def __init__(self, batch: ProbedBatch, samples: range) -> None:
@@ -169,7 +170,7 @@ class NemoRLRollouts:
     def batch(self) -> Any:
         """The batch of samples, with their responses.
 
-        A sample without active tokens has a loss multiplier of 0, by which NeMo-RL does not train
+        A sample without active tokens has a loss multiplier of 0, so that NeMo-RL does not train
         it; all tokens of its response count as the policy's own.
         """
         batch, samples = self._batch, self._samples

@@ -99,7 +99,7 @@ def initial_state(trainer: str) -> Any:
 
 
 def disable_binding() -> AbstractContextManager[object]:
-    """Do not bind processes to cores, as workers do since July 2026."""
+    """Keep workers from binding processes to cores, which they do since July 2026."""
     if importlib.util.find_spec("nemo_rl.distributed.numa_utils") is None:
         return nullcontext()
     return mock.patch.object(module("distributed.numa_utils"), "bind_to_gpu_numa")

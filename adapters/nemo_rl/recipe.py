@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from adapters.nemo_rl.adapter import NemoRLAdapter
 
 EXAMPLE = "grpo_math_1B.yaml"
-"""The configuration that ``run_grpo.py`` starts from if no other is named."""
+"""The configuration that ``run_grpo.py`` starts from if its user names none."""
 
 OF_DTENSOR = ("context_parallel_size", "tensor_parallel_size")
 REPLICAS = "policy.dtensor_cfg.dp_replicate_size"
@@ -27,7 +27,7 @@ OF_ESTIMATOR = ("normalize_rewards", "use_leave_one_out_baseline")
 
 
 class _ValidatedError(Exception):
-    """NeMo-RL has come to its request for GPUs, so it accepts the recipe."""
+    """NeMo-RL has reached its request for GPUs, so it accepts the recipe."""
 
 
 def read(_: NemoRLAdapter, typed: recipe.Typed) -> recipe.Recipe:

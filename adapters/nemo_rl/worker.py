@@ -27,7 +27,7 @@ TOKENIZER = SimpleNamespace(pad_token_id=0, eos_token_id=0, pad_token="<pad>", e
 
 
 class StubWorkerGroup:
-    """A stub of Ray's worker group: each rank calls its own worker, all at once."""
+    """A stub of Ray's worker group: all ranks call their own workers at the same time."""
 
     def __init__(self, worker: Any, rank: Rank) -> None:
         self._worker, self._rank = worker, rank

@@ -23,7 +23,7 @@ UNREACHED = (
 
 
 def import_open_instruct(source: Path | None) -> None:
-    """Import the trainer; without its extra, raises `ImportError` before importing anything."""
+    """Import the trainer; if packages of its extra are missing, first raises `ImportError`."""
     imports.require(read_imports("adapters.open_instruct").required, "open-instruct")
     from adapters.engines import deepspeed
     from adapters.engines.pretrained import SEAM
@@ -35,7 +35,7 @@ def import_open_instruct(source: Path | None) -> None:
     imports.import_from("open_instruct", [source] if source else [])
     imports.stub_imports("adapters.open_instruct")
     imports.stub([f"open_instruct.{name}" for name in UNREACHED])
-    # the trainer gives it a rank's number
+    # the trainer passes a rank's number to torch.device
     module("grpo_fast").torch = cuda_on_cpu.torch_of_the_cpu()
     SEAM.put_into(module("model_utils"), "log_softmax_and_gather")
 

@@ -44,7 +44,8 @@ class Packing:
 def packing_of(job: Job) -> Packing:
     """The packing with the shortest rows that gives every rank one row per micro-batch.
 
-    In padded micro-batches there may be several rows. Raises `Unsupported` if no row length does.
+    Padded micro-batches may have several rows. Raises `Unsupported` if no row length gives such a
+    packing.
     """
     layout, steps = job.layout, job.steps
     least, lengths = longest_prompt(job) + longest_response(job), _lengths(job)

@@ -169,9 +169,9 @@ def critic(args: Any, capacity: int) -> TrainedActor:
 
 
 def _initialised(args: Any, path: str, name: str, *more: Any, **replaced: Any) -> Any:
-    """An actor that has initialised itself, of the class from which Ray would start a process.
+    """An initialised actor, of the class of which Ray would start a process.
 
-    It has its own strategy object, because Ray would send each actor a copy.
+    Each actor gets its own strategy object, because Ray would send each a copy.
     """
     home = module(path)
     made = object.__new__(getattr(home, name).__ray_metadata__.modified_class)
@@ -188,7 +188,7 @@ def _observed(actor: Any, engine: Any, passes: ForwardPasses) -> TrainedActor:
 
 @dataclass(frozen=True, eq=False)
 class Handle:
-    """A stub of Ray's handle of an actor; ``actor`` is None on other ranks, or if never trained.
+    """A stub of Ray's handle of an actor; ``actor`` is None unless it is trained on this rank.
 
     Every rank runs the trainer, so all ranks call an actor's collectives at the same time.
     """

@@ -65,6 +65,6 @@ OPENRLHF = RecordFile(
     globals(),
     samples_of_prompt=partial(settings.samples_of_prompt, option="--rollout.n_samples_per_prompt"),
     default_stage=DEFAULT_STAGE,
-    # typed although equal to the default, which the parser has as a list
+    # set although equal to the default, because the parser has the default as a list
     default_bounds=(0.5, 5.0),
 ).record(PROBED, UNCOMPILED)

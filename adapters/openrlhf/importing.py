@@ -44,10 +44,10 @@ OLDER_KINDS = {
     ("token", "clip"): "tis",
     ("seq", "mask"): "seq-mask-tis",
 }
-"""The type that a correction's level and mode had as one option before 0.11.2."""
+"""The value of the one option that chose a correction before 0.11.2, by level and mode."""
 
 [OLDER_NAMES] = read_rows("adapters.openrlhf", "older_names")
-"""Names of options before 0.10.2; for options not listed, the last words of the newer name."""
+"""Names of options before 0.10.2, unless the older name is just the end of the newer one."""
 
 
 def import_openrlhf(source: Path | None) -> None:

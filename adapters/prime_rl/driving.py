@@ -194,7 +194,7 @@ def _dtype_policy(models: Any, dtype: str) -> Callable[..., Any]:
 def policy_gradient(inputs: Any) -> Any:
     """A user's custom loss: the policy gradient of a sample, without ratios.
 
-    It is a sum over tokens, by the interface that prime-rl documents.
+    The loss is summed over tokens, as prime-rl documents for custom losses.
     """
     losses = -inputs.advantages * inputs.trainer_logprobs
     return module("trainer.rl.loss").LossOutputs(loss=losses[inputs.loss_mask].sum(), metrics={})

@@ -53,7 +53,7 @@ def read(adapter: PrimeRLAdapter, typed: Typed) -> Recipe:
 
 
 def _options(replicas: int, dp: int) -> tuple[Option, ...]:
-    """The layout option of the way in which parameters are sharded."""
+    """The layout option for replicated parameters, wholly or in part; empty if fully sharded."""
     if replicas == 1:
         return ()
     return (Option.NOT_SHARDED if replicas == dp else Option.HYBRID_SHARDING,)

@@ -84,9 +84,9 @@ class PrimeRLRollouts:
             yield [next(samples) for _ in range(step.size)]
 
     def _sample(self, index: int, signal: Mapping[str, Values]) -> Any:
-        """A prompt and its response; as one sequence, and as the two sequences of before July 2026.
+        """A prompt and its response: as one sequence, and as two for versions before July 2026.
 
-        Masks and log-probabilities of the one sequence cover prompt and response.
+        The masks and log-probabilities of the one sequence cover prompt and response.
         """
         batch, prompt = self._batch, self._batch.prompts[index] + FIRST_ID
         response, mask = batch.responses[index] + FIRST_ID, batch.original_masks[index]
@@ -152,7 +152,7 @@ class PrimeRLRollouts:
         yield from ([*rollouts.values()] for rollouts in groups.values())
 
     def _finished(self, samples: Sequence[int]) -> Any:
-        """A rollout in the form in which environments return it; raises `Unsupported`."""
+        """A rollout as environments return it; raises `Unsupported` if they return none like it."""
         batch = self._batch
         if len({float(batch.rewards[index]) for index in samples}) > 1:
             raise Unsupported("a rollout has one reward for all of its samples")

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from reference.arrays import Integers
 
 ELSEWHERE = -1.0
-"""The reference policy's log-probability of padding, which RLinf computes like that of tokens."""
+"""The reference policy's log-probability of padding; RLinf computes one for every position."""
 
 ENTROPY = "actor/entropy_loss"
 
@@ -53,7 +53,7 @@ def train(
     actor = cached(rank, (engine, kind, capacity), lambda: kind(config, capacity, rank))
     actor.configure(config)
     of_rollouts, logs = actor.train(given)
-    # RLinf then logs an entropy of 0 for every step
+    # without this option, RLinf logs an entropy of 0 for every step
     if not settings["algorithm.calculate_entropy"]:
         logs = [{name: one for name, one in log.items() if name != ENTROPY} for log in logs]
     gradients, passes = actor.gradients.drain(), actor.passes.drain()

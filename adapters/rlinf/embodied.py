@@ -92,7 +92,7 @@ class EmbodiedActor(RlinfActor):
             self.kind.__init__(self._actor, config)
 
     def train(self, rollouts: Sequence[Any]) -> tuple[Mapping[str, float], list[Any]]:
-        """Train on a rank's rollouts of one step; returns an empty log of rollouts, and its log."""
+        """Train on a rank's rollouts of a step; returns no log of rollouts, and the step's log."""
         [(received, computed)] = rollouts
         with cuda_on_cpu.redirected():
             self._actor.rollout_batch = self._actor._process_received_rollout_batch(received)

@@ -26,7 +26,7 @@ def budget(job: Job) -> int:
 
 
 def prompts(job: Job) -> int:
-    """The number of prompts of a batch, the same on each data-parallel rank.
+    """The number of prompts of a batch, which must split evenly over the data-parallel ranks.
 
     Raises `Unsupported` for several steps, whose advantages would be normalised together.
     """
@@ -51,7 +51,7 @@ def actions(job: Job) -> int:
 
 
 def actions_of_micro_batch(job: Job) -> int:
-    """The number of rows of a micro-batch; RLinf refuses a number that does not divide a step's."""
+    """The number of rows of a micro-batch; RLinf refuses one that does not divide a step's rows."""
     return settings.largest_micro_batch(job, actions(job))
 
 
@@ -64,7 +64,8 @@ _FILE = RecordFile(
         why="samples of a batch are dealt to ranks before steps are cut out of it",
     ),
     samples_of_prompt=partial(settings.samples_of_prompt, option="algorithm.group_size"),
-    # The options of an embodied policy depend on the job, so that no version is asked for them.
+    # These constants of an embodied policy are written as functions of a job, so that versions are
+    # not asked whether they offer the options.
     embodied=lambda _: "embodied",
     mlp_policy=lambda _: "mlp_policy",
     has_value_head=lambda _: True,

@@ -63,7 +63,7 @@ def import_rlinf(source: Path | None) -> None:
     from adapters.toolkit import cuda_on_cpu
 
     cuda_on_cpu.install()
-    # before renaming, as this import recreates the module transformers
+    # before classes are renamed, because this import recreates the module transformers
     importlib.import_module("transformers.processing_utils")
     imports.name_classes_as_before()  # required by RLinf 0.3.0
     imports.stub_missing(("torchvision",))

@@ -129,7 +129,7 @@ class RollTraining:
         }
 
     def _clusters(self) -> dict[str, Any]:
-        """The clusters of roles: one role is trained, the others are stubs."""
+        """The clusters of roles: one role is trained, and the other clusters are stubs."""
         config, batch = self._config, self._batch
         old = StubCluster(config.actor_train, token_table(batch, batch.old_log_probs))
         reference = StubCluster(config.reference, token_table(batch, batch.reference_log_probs))
@@ -149,7 +149,7 @@ class RollTraining:
         return clusters
 
     def _values(self) -> torch.Tensor:
-        """The critic's values by token id; outside of responses, 0 if advantages are given."""
+        """The critic's values by token id; elsewhere 0, or `PADDING_VALUE` for an estimator."""
         elsewhere = 0.0 if gives_advantages(self._job) else PADDING_VALUE
         return token_table(self._batch, given_values(self._batch), elsewhere)
 

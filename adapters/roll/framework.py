@@ -20,9 +20,9 @@ SIZES = "actor_train.training_args"
 def _width(job: Job, slices: int) -> int:
     """The length that rows are padded to, by which `seq-mean-token-sum-norm` divides.
 
-    Rows are cut into slices of equal length, which `get_feature_on_cp_rank` asserts on FSDP2 and
-    `get_batch_on_this_cp_rank` of mcore_adapter is documented to do. Raises `Unsupported` if there
-    is no such length for the job's divisor.
+    Rows are cut into slices of equal length: `get_feature_on_cp_rank` asserts this on FSDP2, and
+    mcore_adapter documents it for `get_batch_on_this_cp_rank`. Raises `Unsupported` if no such
+    length gives the job's divisor.
     """
     divisor = job.aggregation.divisor
     longest = max(int((step.prompt_lengths + step.response_lengths).max()) for step in job.steps)
@@ -56,7 +56,7 @@ def width_for_slices(job: Job) -> int:
 def slices(job: Job) -> int:
     """The number of slices of a row: each context-parallel rank has one from each half.
 
-    Raises `Unsupported` if a mistake of widths would combine with another one: with dynamic
+    Raises `Unsupported` if a mistake in widths would combine with another mistake: with dynamic
     batching each micro-batch has its own width, with packing each row, and
     `seq-mean-token-sum-norm` divides by the width.
     """
@@ -77,7 +77,7 @@ def rounded_budget(job: Job) -> int:
 
 
 def micro_batches(job: Job) -> int:
-    """The number of a rank's micro-batches per step; of its samples if tokens cut micro-batches."""
+    """A rank's number of micro-batches per step, or of samples if tokens cut micro-batches."""
     count = job.layout.micro_batches
     return count if isinstance(count, int) else settings.samples_per_step(job) // job.layout.dp
 

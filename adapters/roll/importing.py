@@ -120,7 +120,8 @@ def _is_choice(name: str, value: Any) -> bool:
 def _prepare() -> None:
     """Stub services and packages for GPUs, and add a name of an older transformers."""
     imports.stub_imports("adapters.roll")
-    importlib.import_module("peft")  # before renaming, as peft recreates the module transformers
+    # before classes are renamed, because peft recreates the module transformers
+    importlib.import_module("peft")
     imports.name_classes_as_before()  # required by versions before March 10, 2026
     # transformers looks for flash_attn at import, and must not find our stub.
     importlib.import_module("transformers.integrations.flash_attention")

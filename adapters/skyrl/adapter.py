@@ -1,9 +1,10 @@
 """The adapters of SkyRL's engines, from rollouts to the chunk that a worker trains on.
 
-Every rank runs the trainer itself: it converts the same rollouts, normalises advantages, cuts them
-into mini-batches and data-parallel chunks with SkyRL's code, and passes its chunk to SkyRL's
-worker. We supply a model that holds the probe, wrappers of SkyRL's functions of log-probabilities,
-a dispatch that calls the worker instead of a Ray actor, and an optimizer that reads the gradient.
+Every rank runs the trainer itself. With SkyRL's code it converts the same rollouts, normalises
+advantages, cuts the rollouts into mini-batches and data-parallel chunks, and passes its own chunk
+to SkyRL's worker. We supply a model that holds the probe, wrappers of SkyRL's functions of
+log-probabilities, and an optimizer that reads the gradient. Our dispatch calls the worker instead
+of a Ray actor.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class SkyRLAdapter(Adapter):
             log = driving.train(config, dispatch, rollouts)
         whole = job.depth is Depth.STEP
         reported = self.framework.reported(dispatch.statuses) | self.framework.reported([log])
-        if not has_kl_term(job):  # an engine then reports 0 without computing it
+        if not has_kl_term(job):  # engines then report 0 without computing the metric
             reported.pop(Metric.KL, None)
         return observation(
             batch,
@@ -170,7 +171,7 @@ def _rules() -> dict[str, str]:
 
 
 def _require_dictionary(entry: LogEntry, first: LogEntry) -> None:
-    """Raise `Unsupported` unless an entry is a dictionary of numbers, as SkyRL's are."""
+    """Raise `Unsupported` unless an entry is a dictionary of numbers, as SkyRL's entries are."""
     if entry.normalizers is not None or entry.count != 1:
         raise Unsupported("no divisors in log entries: SkyRL's have one number per key")
     if len(entry.keys) != len(entry.values):

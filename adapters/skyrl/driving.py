@@ -60,7 +60,7 @@ class Dispatch:
         """Token ids of each forward pass, without the forward passes of padding micro-batches."""
 
     def get_lcm_dp_size(self) -> int:
-        """The data-parallel size, as there is only one model."""
+        """The data-parallel size, which is the same for all models."""
         return self._dp_size
 
     def forward(self, model: str, data: Any) -> Any:
@@ -167,7 +167,7 @@ def reduce(config: Any, rollouts: SkyRLRollouts) -> Gradient:
 
 @dataclass(frozen=True, eq=False)
 class SkyRLRollouts:
-    """The output of a user's generator for a batch's prompts, and the outputs of models on it."""
+    """A user's generator's output for a batch's prompts, and models' outputs for its samples."""
 
     batch: ProbedBatch
     job: Job
@@ -249,7 +249,7 @@ def _trainer(config: Any, dispatch: Dispatch) -> Any:
 def _training_input(trainer: Any, rollouts: SkyRLRollouts) -> Any:
     """The trainer's batch of rollouts, with our advantages unless SkyRL's own are checked.
 
-    Raises `Refused` if SkyRL declines it.
+    Raises `Refused` if SkyRL declines the rollouts.
     """
     with refusals():
         output, uids = _generated(trainer, rollouts)

@@ -46,7 +46,7 @@ def import_skyrl(source: Path | None) -> None:
     read_options_once()
     cuda_on_cpu.install()
     imports.import_from("skyrl", [source, source / "skyrl-gym"] if source else [])
-    # Both look for flash_attn and must not find our stub.
+    # Both modules look for flash_attn and must not find our stub.
     module("backends.skyrl_train.utils.torch_utils")
     importlib.import_module("transformers.modeling_utils")
     _stub_flash_attn()
@@ -92,7 +92,7 @@ def default(name: str) -> object:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options of the algorithm and of its sections, and the choices of some."""
+    """Yields the options of the algorithm and of its sections, and the choices of some options."""
     yield from _leaves(module("train.config").AlgorithmConfig())
     losses, validate = ppo_utils(), module("train.utils.utils").validate_cfg
     choices = {
@@ -122,7 +122,7 @@ def _path(name: str) -> str:
 
 
 def _has(path: str) -> bool:
-    """Whether this version has an option; True for all of a section that is None by default."""
+    """Whether this version has an option; True for any in a section that is None by default."""
     section = _defaults()
     for name in path.split("."):
         if section is None:
@@ -170,8 +170,8 @@ def _patch_dependencies() -> None:
 def read_options_once() -> None:
     """Replace `OmegaConf.from_cli` by a function that parses each option's text once per process.
 
-    OmegaConf's makes a YAML loader and walks the configuration for every option, which takes a
-    third of the time of a step on one rank. The replacement makes the same configuration.
+    OmegaConf's own function makes a YAML loader and walks the configuration for every option, which
+    takes a third of the time of a step on one rank. The replacement makes the same configuration.
     """
     conf: Any = importlib.import_module("omegaconf").OmegaConf
 

@@ -1,1 +1,1 @@
-"""slime, on Megatron-Core."""
+"""The adapter of THUDM/slime, on Megatron-Core."""

@@ -121,7 +121,7 @@ class SlimeAdapter(MegatronAdapter):
         return conventions(self.parser, unit)
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """Call slime's function, if it exists; with the per-token option it divides by counts."""
+        """Call slime's function, if any; the per-token option makes it divide by counts."""
         make = next(filter(None, map(self.found, LOGS)), None)
         if make is None:
             raise Unsupported("no function that aggregates logs: the train step does it itself")

@@ -90,7 +90,7 @@ class LineageAdapter(Adapter):
 
     @cached_property
     def parser(self) -> argparse.ArgumentParser:
-        """The framework's argument parser; made only once, because it takes a tenth of a step."""
+        """The framework's argument parser; cached, as making it takes a tenth of a step's time."""
         parser = self.bare_parser()
         self._provider()(parser)
         return parser
@@ -135,7 +135,7 @@ TRACES = {row["code"]: row["rules"].split(", ") for row in read_rows(TABLES, "st
 """Rules by the regular expressions that match the code of versions that state these rules."""
 
 [HELP] = read_rows(TABLES, "documented")
-"""Rules by the options whose documentation states them, separated by commas."""
+"""The options, separated by commas, whose documentation states each rule."""
 
 TYPED = {"divisor_bool": float, "divisor_text": float}
 """Rules that follow from the type of the divisor's option."""
@@ -194,8 +194,8 @@ def conventions(
     ``of_version`` is the version's sample unit, ``of_engine`` the sample unit of an engine that has
     a different one. The option for the four modes is documented to apply only to the policy loss:
     everything else is a mean over samples. Frameworks and versions differ in whether masked tokens
-    matter for advantages, and we assume that masked tokens must not matter: pull requests fix this,
-    slime's 1372 and miles' 1383 and 1827.
+    matter for advantages. We assume that they must not matter, because pull requests call this a
+    mistake and fix it: slime's 1372, and miles' 1383 and 1827.
     """
     sample_unit = of_engine or of_version
     auxiliary: Convention = (
@@ -218,11 +218,11 @@ def conventions(
 def _denominator_mask(of_version: Convention, of_engine: Convention) -> dict[str, Convention]:
     """The convention of the tokens by which every term is divided if tokens are rejected.
 
-    Versions that count the tokens of rollouts before a step is cut have two comments on the reducer
-    of all terms: the mask after rejection corrects denominators, and it corrects "the numerator
-    only; denominators stay the precomputed rollout_mask_sums" (miles'
-    loss_hub/losses.py:policy_loss_function). So neither is documented. An engine that does not
-    count rollouts counts the remaining tokens.
+    Versions that count the tokens of rollouts before a step is cut have two contradictory comments
+    on the reducer of all terms. One says that the mask after rejection corrects denominators, the
+    other that it corrects "the numerator only; denominators stay the precomputed rollout_mask_sums"
+    (miles' loss_hub/losses.py:policy_loss_function). So neither rule is documented. An engine that
+    does not count rollouts counts the remaining tokens.
     """
     if of_version.value is not SampleUnit.ROLLOUT:
         return {}

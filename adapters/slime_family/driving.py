@@ -148,7 +148,7 @@ def replace_advantages(actors: ModuleType, job: Job, batch: ProbedBatch) -> None
     """Replace the function of an actor's module that computes advantages and returns.
 
     The actor's old log-probabilities are kept unless the objective needs another old policy. In
-    checks on the framework's own advantages, its function is called with its inputs.
+    checks of the framework's own advantages, the replaced function is called on our inputs.
     """
     current = actors.compute_advantages_and_returns
     original = getattr(current, "original", current)
@@ -184,7 +184,7 @@ def columns_among(given: Sequence[Any]) -> Columns:
 
 
 def step_gradients(gradients: list[Any], job: Job) -> list[Any]:
-    """Each step's gradient; summed where a batch size cuts a step of the job into several."""
+    """Each step's gradient; their sum if a batch size cuts the job's only step into several."""
     if job.configuration.batch_size is None or len(job.steps) > 1:
         return gradients
     return [sum(gradients)]
@@ -258,7 +258,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
 
 
 def as_dictionaries(entries: Sequence[LogEntry], *, with_normalizers: bool) -> list[dict[str, Any]]:
-    """Entries in the form of micro-batches; raises `Unsupported` for unknown normalizers."""
+    """Entries as micro-batches log them; raises `Unsupported` for unsupported normalizers."""
     import torch
 
     if not with_normalizers and any(entry.normalizers is not None for entry in entries):

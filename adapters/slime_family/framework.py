@@ -113,7 +113,7 @@ def icepop_record(record: Framework, home: str) -> Framework:
 
 
 def version_record(record: Framework, has: Callable[[Settings], bool]) -> Framework:
-    """The record of a version; ``offers`` says whether the version has options and values.
+    """The record of a version; ``has`` says whether the version has options and values.
 
     Versions without an option for the four modes have a flag for `token_mean`.
     """

@@ -55,7 +55,7 @@ def install(package: str, *, megatron: bool) -> None:
 
 
 def home(package: str, *paths: str) -> Any:
-    """The first of these modules that a version has, because modules have moved."""
+    """The first of these modules that exists; modules have moved between versions."""
     newer = (path for path in paths[:-1] if _exists(f"{package}.{path}"))
     return importlib.import_module(f"{package}.{next(newer, paths[-1])}")
 
@@ -131,7 +131,8 @@ def option_names(parser: argparse.ArgumentParser, provider: Any) -> Iterator[str
 def typed(record: Framework, job: Job, parser: argparse.ArgumentParser) -> Iterator[list[str]]:
     """Yield a job's command line; its configuration file is kept while the context is open.
 
-    ``record`` is the version's record. Raises `Unsupported` for jobs that are not in it.
+    ``record`` is the version's record. Raises `Unsupported` for a job that the record does not
+    cover.
     """
     _require(record, job, parser)
     settings, in_file = record.settings(job), job.configuration.in_file

@@ -1,7 +1,7 @@
 """The adapter that slime and miles share on Megatron-Core.
 
-Every rank converts the same samples, splits them over data-parallel ranks and calls `train` of the
-framework's actor, all with the framework's code, as its trainer does for every batch of rollouts.
+Every rank runs the framework's code as the framework's trainer does for every batch of rollouts: it
+converts the same samples, splits them over data-parallel ranks and calls `train` of the actor.
 The rank's share, micro-batches, old log-probabilities, logs and optimizer steps are the
 framework's. Below depth `step` the model is not wrapped in data parallelism. At depth `reducer` the
 framework's reducer gets the adapter's own token losses.
@@ -141,8 +141,8 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
     def routing(self, args: Any, job: Job, chunks: Sequence[Any]) -> AbstractContextManager[Any]:
         """A context in which the model's routers replay choices, if the layout requires it.
 
-        Raises `Unsupported` below depth `step`, where no actor is made of the model, for critics,
-        which get no choices of a rollout, and for the losses of a router, which reads no scores.
+        Raises `Unsupported` below depth `step`, where the model gets no actor; for critics, which
+        get no choices of rollouts; and for router losses, because a replaying router computes none.
         """
         if not getattr(args, "use_rollout_routing_replay", False):
             return nullcontext()

@@ -69,7 +69,7 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
     """The only token's logits, which connect a loss without tokens on this rank to the probe.
 
-    The loss of a micro-batch follows its logits directly and gets the same probe.
+    The loss of a micro-batch is computed directly after its logits, so it gets the same probe.
     """
     SEAM.probe = probe
     logits = logit + megatron_core.vocabulary_offset() + 0.0 * probe.sum()

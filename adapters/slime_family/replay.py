@@ -53,8 +53,8 @@ class ReplayingRouter(nn.Module):
     def forward(self, ids: torch.Tensor, probe: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The ids and the probe's entries of positions that got their own expert.
 
-        Other ids are padding, and other entries 0. Megatron-Core's router gets positions in the
-        order [tokens, rows], and ids are [rows, tokens].
+        All other ids are replaced by padding, and all other entries by 0. Megatron-Core's router
+        gets positions in the order [tokens, rows], but ids are [rows, tokens].
         """
         scores = torch.zeros(1, 1, device=ids.device).expand(ids.numel(), EXPERTS)
         _, experts = self.compute_topk(scores, 1)

@@ -1,8 +1,8 @@
 """Code that a user may plug into slime and miles: custom functions, and faulty rollouts.
 
 The frameworks find custom functions by name. A function for truncated importance sampling gets the
-log-probabilities on a context-parallel rank and the masks of whole samples, and returns the same
-two kinds.
+log-probabilities on a context-parallel rank and the masks of whole samples. It returns the losses
+on the rank and, again, the masks of whole samples.
 """
 
 from __future__ import annotations

@@ -44,8 +44,9 @@ def refusals_of_configuration(job: Job) -> AbstractContextManager[None]:
 def _argument_error(_: ArgumentParser, message: str) -> NoReturn:
     """Exit as argparse does, with the message that it would print as the cause.
 
-    A framework may parse only some of its arguments, and continue when argparse exits. An argument
-    unknown to the parser is an option that the adapter sets but this version lacks.
+    A framework may parse only some of its arguments, and continue when argparse exits. Raises
+    `LookupError` for an argument unknown to the parser: the adapter sets an option that this
+    version lacks.
     """
     if message.startswith("unrecognized arguments"):
         options = [word for word in message.split() if word.startswith("-")]

@@ -14,8 +14,8 @@ from torch.overrides import TorchFunctionMode
 def install() -> None:
     """Map the current CUDA device and CUDA device meshes to the CPU, unless CUDA is available.
 
-    All device memory is reported as free, so that frameworks skip clearing their cache. It must be
-    called before the framework is imported, because frameworks import the replaced functions by
+    All device memory is reported as free, so that frameworks skip clearing their cache. Call this
+    function before importing the framework, because frameworks import the replaced functions by
     name.
     """
     if torch.cuda.is_available():
@@ -43,7 +43,7 @@ class NoStream:
 def replace_streams() -> None:
     """Make CUDA streams do nothing, unless CUDA is available.
 
-    It must be called before transformers is imported, which uses the class of streams in
+    Call this function before importing transformers, which uses the class of streams in
     annotations.
     """
     if torch.cuda.is_available():

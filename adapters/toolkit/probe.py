@@ -38,7 +38,7 @@ class Records(list[_T]):
 
 
 def cycled(values: Values, ids: Tensor) -> Tensor:
-    """Look up a cyclic table by token id: float32, in the shape of ``ids``."""
+    """Look up token ids in a cyclic table: float32, with the shape of ``ids``."""
     table = torch.from_numpy(values).to(ids.device, torch.float32)
     return table[ids % len(table)]
 
@@ -102,8 +102,8 @@ def _gathered(gradient: DTensor) -> Tensor:
 
 
 SMALLEST_CAPACITY = 512
-"""Large enough for every ordinary case. Each further size would require more engines with their
-process groups."""
+"""The smallest capacity, which is enough for every ordinary case: each further size would require
+further engines and process groups."""
 
 
 def probe_capacity(size: int) -> int:
@@ -182,10 +182,11 @@ def router_loss(ids: Tensor, probe: Tensor) -> Tensor:
 class ProbeSeam:
     """Adds the probe to log-probabilities and entropies that a framework computes from logits.
 
-    The policy has a vocabulary of one token, hence log-probabilities and entropies of 0. The values
-    of `ProbedBatch.log_prob_table` and `ProbedBatch.entropy_table` are added to both. A model sets
-    ``probe``, [capacity], and ``predicted``, the ids that its latest forward pass predicts. An
-    adapter calls `start` with the batch of its job; otherwise log-probabilities stay 0.
+    The policy has a vocabulary of one token, hence log-probabilities and entropies of 0.
+    `ProbedBatch.log_prob_table` is added to log-probabilities, `ProbedBatch.entropy_table` to
+    entropies. A model sets ``probe``, [capacity], and ``predicted``, the ids that its latest
+    forward pass predicts. An adapter calls `start` with the batch of its job; otherwise
+    log-probabilities stay 0.
     """
 
     VOCABULARY = 1
@@ -202,7 +203,7 @@ class ProbeSeam:
         self.log_prob_table, self.entropy_table = batch.log_prob_table, batch.entropy_table
 
     def log_probs(self, tokens: Tensor) -> Tensor:
-        """The values to add to the log-probabilities of tokens, in the shape of ``tokens``."""
+        """The values to add to the log-probabilities of tokens, with the shape of ``tokens``."""
         return cycled(self.log_prob_table, tokens) + self._entries(tokens)
 
     def _entries(self, tokens: Tensor) -> Tensor:
@@ -326,11 +327,11 @@ denominator."""
 def logits_head(input_ids: Tensor, probe: Tensor) -> dict[str, Tensor]:
     """Logits whose log-softmax is the next token's entry of the probe, minus `CERTAIN_LOGIT`.
 
-    For trainers that compute log-probabilities from logits themselves. The derivative of a
-    log-probability by the probe is exactly 1 in float32, as the padding has all the probability.
-    The vocabulary is the probe's capacity: [*input_ids, capacity]. Old log-probabilities must be
-    lowered by the same constant. The result is a dictionary because FSDP2 attaches backward hooks
-    to tensors in dictionaries.
+    This head is for trainers that compute log-probabilities from logits themselves. The derivative
+    of a log-probability by the probe is exactly 1 in float32, as the padding has all the
+    probability. The vocabulary is the probe's capacity: [*input_ids, capacity]. Old
+    log-probabilities must be lowered by the same constant. The result is a dictionary because FSDP2
+    attaches backward hooks to tensors in dictionaries.
     """
     predicted = ((input_ids + 1) % len(probe)).unsqueeze(-1)
     logits = torch.zeros(*input_ids.shape, len(probe), device=probe.device)

@@ -81,7 +81,7 @@ def shares(job: Job) -> list[list[Integers]]:
 
 
 def dealt(parts: Iterable[Sequence[Integers]]) -> Integers:
-    """The samples of a batch, in an order that gives each rank its parts, such as `shares`.
+    """The samples of a batch, in an order that gives each rank its ``parts``, such as `shares`.
 
     The first rank's samples of all steps come first, then the second rank's, and so on.
     """
@@ -180,8 +180,8 @@ def rank_budget(job: Job) -> int:
     """A token budget of micro-batches: about a third of a data-parallel rank's tokens.
 
     Ranks then differ in their number of micro-batches, and micro-batches differ in size. The budget
-    exceeds the longest sample by at least a quarter: frameworks do not split samples, and align the
-    numbers of micro-batches only if some hold several samples.
+    exceeds the longest sample by at least a quarter: frameworks do not split samples, and can give
+    ranks equal numbers of micro-batches only if some micro-batches hold several samples.
     """
     lengths = [step.prompt_lengths + step.response_lengths for step in job.steps]
     share = max(int(of_step.sum()) // job.layout.dp for of_step in lengths)
@@ -321,7 +321,7 @@ def composed(file: Path, words: Iterable[str], version_base: str | None = None) 
 
 
 def flattened(config: Any, *, resolve: bool = False) -> dict[str, Any]:
-    """The options of an OmegaConf configuration by dotted name, interpolated or not."""
+    """The options of an OmegaConf configuration by dotted name; ``resolve`` interpolates values."""
     from omegaconf import OmegaConf
 
     whole: Any = OmegaConf.to_container(config, resolve=resolve)

@@ -84,8 +84,8 @@ def set_what_ray_sets(rank: Rank) -> None:
 def sum_gradients_of_all_gather() -> None:
     """Let the backward pass of torch's all_gather sum by all_reduce, unless CUDA is available.
 
-    With gloo, torch takes the index of a rank in the group for its rank in the world, which fails
-    in every group except that of the first ranks.
+    With gloo, torch confuses a rank's index in the group with its rank in the world. This fails in
+    every group that does not consist of the world's first ranks.
     """
     import torch
     import torch.distributed as dist

@@ -43,7 +43,7 @@ class TrlAdapter(OnAccelerate):
     config: ClassVar[str]
     """The paths of the classes below TRL's package."""
     run: ClassVar[str]
-    """The path of the class of the trainer's runs below this package, which imports torch."""
+    """The path, below this package, of the class that runs the trainer; it imports torch."""
     elsewhere: ClassVar[tuple[OptionRow, ...]] = ()
     """Option rows of another record that also apply to this trainer."""
 
@@ -134,7 +134,7 @@ class GrpoAdapter(TrlAdapter):
         )
 
     def offers(self, settings: Settings) -> bool:
-        """Whether this version's `GRPOConfig` has these settings, and its loss this loss type."""
+        """Whether this version's `GRPOConfig` has these settings, and its trainer the loss type."""
         return importing.offers(settings)
 
     def declared(self) -> Mapping[str, Convention]:

@@ -104,7 +104,7 @@ def queued(batch: ProbedBatch) -> Queue[Any]:
 
 
 def rollout_sample(batch: ProbedBatch, index: int) -> Any:
-    """A sample as TRL's own rollout worker returns it: prompt and completion in one."""
+    """A sample as TRL's own rollout worker returns it: prompt and completion as one sequence."""
     prompt, response = prompt_of_group(batch, index), batch.responses[index]
     none = np.zeros(len(prompt))
     return module("experimental.async_grpo.async_rollout_worker").RolloutSample(
@@ -123,7 +123,7 @@ def rollout_sample(batch: ProbedBatch, index: int) -> Any:
 def prompt_of_group(batch: ProbedBatch, index: int) -> Integers:
     """A sample's prompt, with a prefix that the group shares, because TRL packs groups.
 
-    The last token differs: it predicts the first token of the response.
+    The prompt's last token is the sample's own, because it predicts the response's first token.
     """
     own = batch.prompts[index]
     first = batch.prompts[int(np.argmax(batch.groups == batch.groups[index]))]

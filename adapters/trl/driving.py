@@ -158,7 +158,7 @@ class GeneratingTraining(TrlTraining):
     def arguments(self, config: Any) -> dict[str, Any]:
         """Add the policy, rewards and prompts.
 
-        Half of a reward and twice its quarter are the reward.
+        With two reward functions, half of the reward plus twice its quarter is the reward.
         """
         is_weighted = self.job.objective is Objective.WEIGHTED
         return {

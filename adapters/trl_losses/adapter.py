@@ -32,7 +32,8 @@ LOSSES = RecordFile("adapters.trl_losses").record(OF_VALUES)
 class PaddedRows:
     """The responses of a micro-batch, padded: [rows, width].
 
-    ``ids`` are the probe's entries of tokens. ``items`` counts the active tokens of the whole step.
+    ``ids`` are token ids, which index the probe. ``items`` counts the active tokens of the whole
+    step.
     """
 
     ids: Tensor
@@ -118,7 +119,10 @@ class LossAdapter(Adapter):
 
 
 def _largest(advantages: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest advantage of each row, [rows], and tokens' shares of it; 1 if the row is 0."""
+    """The largest advantage of each row, [rows], and tokens' shares of it, [rows, width].
+
+    Shares of a largest advantage of 0 are 1.
+    """
     largest = advantages.gather(1, advantages.abs().argmax(1, keepdim=True))
     return largest.squeeze(1), (advantages / largest).nan_to_num(1.0)
 

@@ -23,8 +23,8 @@ LOSSES = "liger_kernel.chunked_loss"
 
 COUNT = "num_items_in_batch"
 DIVIDED_BY_TOKENS = ("dapo", "cispo", "vespo")
-"""Loss types that the function divides by the token count of all micro-batches, if that is given.
-"""
+"""Loss types that the function divides by the token count of all micro-batches, if the count is
+given."""
 
 
 class LigerAdapter(LossAdapter):

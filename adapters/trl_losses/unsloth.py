@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 WITHOUT_GPU = "UNSLOTH_ZOO_DISABLE_GPU_INIT"
-"""The environment variable by which the library itself is used without a GPU."""
+"""The library's own environment variable for use without a GPU."""
 
 COMPILED = "UNSLOTH_COMPILE_LOCATION"
-"""The environment variable of the folder for generated code, which is also written at import."""
+"""The environment variable with the folder for generated code, which is written even at import."""
 
 
 class UnslothAdapter(LossAdapter):

@@ -91,7 +91,8 @@ def rollouts(batch: ProbedBatch, of_prompt: int, is_corrected: bool) -> type:
     """A rollout engine for tunix's plug-in point that returns the case's samples.
 
     Prompts are named by their number; every prompt is requested once for each of its samples.
-    Samples have log-probabilities of the rollout policy if importance sampling corrects for it.
+    Samples have log-probabilities of the rollout policy if importance sampling corrects for this
+    policy.
     """
     base: Any = found(f"{ROLLOUT}:BaseRollout")
     width = max(map(len, batch.prompts))

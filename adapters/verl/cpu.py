@@ -56,7 +56,7 @@ PLATFORM: dict[str, Any] = {
 
 
 def choose() -> None:
-    """Make the CPU verl's device: by its platforms, or in older versions by torch's CPU."""
+    """Make the CPU verl's device, through verl's platforms or, in older versions, `torch.cpu`."""
     if importlib.util.find_spec("verl.plugin") is None:
         for name, answer in vars(DEVICE_MODULE).items():
             if not hasattr(torch.cpu, name):

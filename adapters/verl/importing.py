@@ -78,7 +78,7 @@ def pack_without_flash_attention() -> None:
 
 
 def configured(settings: Settings) -> Any:
-    """verl's configuration of all models, validated; raises `Refused` where verl declines it."""
+    """verl's configuration of all models, validated; raises `Refused` if verl declines it."""
     whole = _add_critic_settings(settings) if "critic.enable" in settings else settings
     return pickle.loads(_validated(pickle.dumps(whole)))
 
@@ -132,9 +132,9 @@ def option_names(model_engine: str | None) -> Iterator[str]:
 
 
 def distillation_of(config: Any) -> Any:
-    """The configuration of distillation as verl's dataclass; None if it is off.
+    """The configuration of distillation as verl's dataclass; None if distillation is off.
 
-    Each call makes a new object, because losses store numbers of the last batch in it.
+    Each call makes a new object, because losses store numbers of the last batch in the object.
     """
     section = config.get("distillation")
     if section is None or not section.enabled:
@@ -161,7 +161,7 @@ def _paths(model_engine: str | None) -> tuple[str, ...]:
 
 @cache
 def _paths_of_types() -> tuple[str, ...]:
-    """The paths of options that users must add, because only types have them, not the files."""
+    """The paths of options that users must add: types declare them, but verl's files lack them."""
     types = module("workers.config")
     if "rollout_correction" not in types.PolicyLossConfig.__dataclass_fields__:
         return ()

@@ -121,7 +121,7 @@ def _put_the_probe_in() -> None:
 
 
 def _stub_what_older_versions_use() -> None:
-    """Stub a class of data-parallel configurations and a method, which 0.8.0 no longer uses."""
+    """Stub a class of data-parallel configurations and a method, both used before 0.8.0."""
     from megatron.core.distributed import DistributedDataParallelConfig
 
     configurations: Any = importlib.import_module("megatron.bridge.training.config")

@@ -1,7 +1,7 @@
 """A Hugging Face model that consists of the probe, and wrappers of verl's functions of logits.
 
-verl loads the model from the `checkpoint` folder next to this module, whose configuration names its
-class.
+verl loads the model from the `checkpoint` folder next to this module; the configuration there names
+the model's class.
 """
 
 from __future__ import annotations

@@ -75,7 +75,8 @@ class BatchSizes:
     def samples_per_prompt(self, job: Job) -> int:
         """The number of samples of every prompt; 1 if prompts or the mini-batch are uneven.
 
-        In the legacy trainer all samples of a prompt must be adjacent, across ranks and steps.
+        It is also 1 for several steps of the legacy trainer, in which all samples of a prompt must
+        be adjacent, across ranks and steps.
         """
         counts = {
             int(count)

@@ -74,7 +74,7 @@ class AdapterCheck:
         return RankPool(self.adapter, self._source.path, size)
 
     def summary(self) -> Iterator[str]:
-        """Yield notes for after the complaints."""
+        """Yield the notes that follow the complaints."""
         if self.conforming:
             yield f"{self.conforming} findings show nothing wrong."
         if self.never_shown:
@@ -112,7 +112,7 @@ def _ignored(shared: SharedJobs, layouts: Sequence[Layout]) -> Iterator[Complain
 
 
 def _incomplete_class(adapter: Adapter) -> Complaint | None:
-    """The complaint about attributes that a class lacks and ranks need; None if it lacks none."""
+    """The complaint about attributes that ranks need and a class lacks; None if it lacks none."""
     lacking = [] if ON_CPU.device in adapter.devices else [f'devices = ("{ON_CPU.device}",)']
     lacking += [] if ON_CPU.dtype in adapter.dtypes else [f'dtypes = ("{ON_CPU.dtype}",)']
     lacking += [] if adapter.layouts() else ["a layout in layouts()"]

@@ -31,7 +31,7 @@ HINTS = {
     " the gradient once in each optimizer step: drain it in every job, also after one that failed",
     "out of bounds": "the probe needs ProbedBatch.probe_size entries, and padding an id in it",
 }
-"""Advice where a crash contains certain words."""
+"""Advice on a crash whose message contains certain words."""
 
 
 @dataclass(frozen=True, kw_only=True)

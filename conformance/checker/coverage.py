@@ -104,7 +104,7 @@ def chosen_cells(
 
 
 def _cells(description: Description, layouts: Sequence[Layout]) -> Iterator[MatrixCell]:
-    """All cells of declared modes: on all layouts at the greatest depth, on one at the others."""
+    """All cells of declared modes: on all layouts at the greatest depth, on one at other depths."""
     modes = [mode for mode in Mode if mode in description.modes]
     for number, depth in enumerate(depths(description)):
         plan = Plan(

@@ -221,7 +221,7 @@ def _scaled(weights: StepWeights) -> Flaw | None:
 
 
 def _shifted(weights: StepWeights) -> Flaw | None:
-    """Gradients that belong to the token after or before."""
+    """Gradients that belong to the next or to the previous token."""
     seen, right = weights.gradient, weights.expected_gradient
     responses = list(weights.step.responses)
     first, last = slice(None, -1), slice(1, None)
@@ -306,7 +306,7 @@ def explain_repetition(first: StepWeights, second: StepWeights) -> Flaw | None:
 
 
 def explain_padding(weights: StepWeights) -> Flaw | None:
-    """The flaw of tokens that weigh more or less than others in their sample, if it is padded.
+    """The flaw of padded samples in which some tokens weigh more or less than others.
 
     A factor on all tokens of a sample is left to findings, as the framework may count padding.
     """
@@ -325,7 +325,7 @@ def _differ(observed: Array, expected: Array) -> Chosen:
 
 
 def explain_forward_passes(step: Step, passes: NDArray[np.int32] | None) -> Flaw | None:
-    """The flaw in the forward passes of tokens, [ranks, tokens]; None without one."""
+    """The flaw in the forward passes of tokens, [ranks, tokens]; None if there is none."""
     held = np.full((1, len(step.mask)), -1, np.int32) if passes is None else passes
     missing: Chosen = np.all(held < 0, axis=0)
     first = np.zeros_like(missing)
@@ -336,9 +336,9 @@ def explain_forward_passes(step: Step, passes: NDArray[np.int32] | None) -> Flaw
 
 
 def explain_strays(step: Step, passes: NDArray[np.int32]) -> Flaw | None:
-    """The flaw of tokens in other forward passes, [ranks, tokens], than the rest of their sample.
+    """The flaw of tokens in another forward pass, [ranks, tokens], than most of their sample.
 
-    It needs ranks with whole samples, that is, no context parallelism.
+    Ranks must hold whole samples, so there must be no context parallelism.
     """
     usual = [np.median(passes[:, one], axis=1, keepdims=True) for one in step.responses]
     stray = np.concatenate(

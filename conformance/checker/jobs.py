@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from adapters.contract import Description, Observation
 
 DIVISOR = 64.0
-"""L of `constant`."""
+"""The divisor L of mode `constant`."""
 
 
 def _sample(index: int, prompt_length: int, length: int, active: int) -> Sample:
@@ -48,7 +48,7 @@ PADDED = Step.of(
 
 
 def job(layout: Layout, depth: Depth, mode: Mode, *steps: Step) -> Job:
-    """The job that trains some of these steps."""
+    """The job that trains the given steps."""
     divisor = DIVISOR if mode is Mode.CONSTANT else None
     return Job(steps=steps, aggregation=Aggregation(mode, divisor), layout=layout, depth=depth)
 

@@ -40,7 +40,7 @@ class _Complained(Exception):  # noqa: N818 - it carries a complaint, and no err
 def supported(pool: RankPool, layouts: Sequence[Layout]) -> list[Layout]:
     """The layouts that this version of the framework supports; adapters may list more.
 
-    If it supports none, the first is kept, so that its failure tells the reason.
+    If it supports none of them, the first layout is kept, so that its failure tells the reason.
 
     Raises:
         StartError: the framework cannot be imported.
@@ -120,7 +120,7 @@ class Probing:
         return [one for one in self.layouts if one.cp == one.tp == one.pp == 1 and not one.options]
 
     def _right_mode(self, depth: Depth) -> Mode:
-        """The first mode in which weights are right; a framework may be wrong in some."""
+        """The first mode in which weights are right; a framework may be wrong in some modes."""
         wrong: list[_Complained] = []
         for mode in (mode for mode in Mode if mode in self.pool.description.modes):
             try:

@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split(typed: list[str]) -> tuple[list[str], tuple[str, ...]]:
-    """The arguments of this command, and those after ``--``, for a recipe's framework."""
+    """The arguments of this command, and the words after ``--``, for a recipe's framework."""
     if typed[:1] != ["recipe"] or "--" not in typed:
         return typed, ()
     place = typed.index("--")

@@ -24,14 +24,14 @@ def said(difference: Difference) -> Iterator[str]:
 
 
 def clauses(difference: Difference) -> Iterator[str]:
-    """Yield a clause for each mistake that is new or gone in advice, with a number of findings."""
+    """Yield a clause for each mistake that is new or gone in advice, with a count of findings."""
     for fate, name, findings in _changed(difference):
         says = MISTAKES[name].says if name in MISTAKES else name.replace("_", " ")
         yield f"{fate}: {says} ({len(findings)} finding{'s' if len(findings) > 1 else ''})"
 
 
 def _changed(difference: Difference) -> Iterator[tuple[str, str, list[Finding]]]:
-    """Yield each mistake that advice on only one of the versions names, with its findings."""
+    """Yield each mistake that is advice on only one of the versions: fate, name and findings."""
     pairs = [(one.old, one.new) for one in difference.changes if one.old and one.new]
     for fate, several in (
         ("new advice", [(new, old) for old, new in pairs]),

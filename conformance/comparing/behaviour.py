@@ -32,7 +32,7 @@ NEW = "newly logged, or newly moved by values"
 
 
 class StepPair(NamedTuple):
-    """A finding of the newer version, with the results of its step in both."""
+    """A finding of the newer version, with the results of its step in both versions."""
 
     finding: Finding
     old: Behaviour
@@ -54,7 +54,7 @@ class ChangedNumber:
     """The number of steps that have the number in both versions."""
 
     options: tuple[str, ...]
-    """Options that all steps in which it differs have, and no other step has."""
+    """The options of all steps in which the number differs, and of no other step."""
 
     @property
     def extent(self) -> str:
@@ -85,7 +85,7 @@ class BehaviourChange:
 
     @cached_property
     def numbers(self) -> list[ChangedNumber]:
-        """The logged numbers that differ, sorted by the number of steps in which they do."""
+        """The logged numbers that differ, sorted by the number of steps in which they differ."""
         having: dict[str, list[StepPair]] = defaultdict(list)
         for pair in self.pairs:
             for name in pair.old.logged.keys() & pair.new.logged.keys():

@@ -1,9 +1,9 @@
 """The fates of causes between two reports.
 
-A cause is gone if each of its findings was made again and does not show it; at least one has to be
-right, and others may be refused. A cause is new if one of its findings was made before. A cause
-whose findings are all the same in both reports is the same, whatever its name. For any other cause,
-only the state of its findings is given.
+A cause of the earlier report is gone if the later report has all of its findings and none of them
+shows the cause; if some are refused, at least one must be right. A cause of the later report is new
+if the earlier report judged one of its findings. A cause whose findings are all the same in both
+reports is the same, whatever its name. For any other cause, only its findings' state is given.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CauseChange(NamedTuple):
     old: Cause | None
     new: Cause | None
     became: str = ""
-    """The state of its findings in the report without it, if its fate is open."""
+    """The state of its findings in the report without the cause, if its fate is open."""
 
     @property
     def statement(self) -> str:

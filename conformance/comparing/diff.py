@@ -16,8 +16,8 @@ A finding that was wrong and is ``unsupported`` now has not become better, since
 again. The same holds for a finding that is ``not_driven`` on one of the sides.
 
 A finding on a check, mode, depth, layout or case that only one report covers says nothing about the
-other's code. Such findings are kept apart, and so are findings that only one report has although
-both cover their check, mode, depth, layout and case.
+other report's code. Such findings are kept apart, and so are findings that only one report has
+although both reports cover their check, mode, depth, layout and case.
 """
 
 from __future__ import annotations
@@ -62,25 +62,25 @@ class ChangeKind(StrEnum):
     """OLD judged the finding, and NEW did not."""
 
     UNSEEN_BEFORE = "not_looked_at_before"
-    """The reverse."""
+    """NEW judged the finding, and OLD did not."""
 
     VANISHED = "vanished"
     """Only OLD has it, although NEW covers its check, mode, depth, layout and case."""
 
     APPEARED = "appeared"
-    """The reverse."""
+    """Only NEW has it, although OLD covers its check, mode, depth, layout and case."""
 
     ONLY_OLD = "only_old"
     """It belongs to a part of the suite from which NEW has no finding."""
 
     ONLY_NEW = "only_new"
-    """The reverse."""
+    """It belongs to a part of the suite from which OLD has no finding."""
 
     SAME = "same"
 
 
 class Slice(NamedTuple):
-    """The part of a check with one value of a dimension: a layout, a case; or the whole check."""
+    """A whole check, or the part of it with one value of a dimension, such as one layout."""
 
     check: Check
     dimension: str
@@ -207,7 +207,7 @@ class Difference:
 
     @property
     def worse(self) -> tuple[Change, ...]:
-        """The changes that a gate fails for."""
+        """The changes for the worse, which make a gate fail the run."""
         return self.of(ChangeKind.WORSE)
 
     @property
@@ -341,14 +341,14 @@ def _kind(old: Finding, new: Finding) -> ChangeKind:
 
 
 def _says_nothing_of(finding: Finding, other: Finding) -> bool:
-    """Whether a finding was not judged, so that it cannot be compared with one that was."""
+    """Whether a finding was not judged, so that it cannot be compared with one that was judged."""
     if other.verdict in UNJUDGED or finding.verdict not in UNJUDGED:
         return False
     return other.verdict in WRONG or finding.verdict is not Verdict.UNSUPPORTED
 
 
 def _rank(finding: Finding) -> int:
-    """The rank of a verdict from best to worst; 1 for verdicts that are no judgement."""
+    """The rank of a verdict from best to worst; 1 for refused, unsupported and not driven."""
     if finding.is_rightly_refused:
         return 0
     return {

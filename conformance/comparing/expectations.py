@@ -96,7 +96,7 @@ FAILURES = (Verdict.CRASHED, Verdict.DECLINED)
 
 
 def _known(name: str, names: Collection[str]) -> str:
-    """The name, if reports use it; otherwise the error has the nearest names."""
+    """The name, if reports use it; otherwise raises `ValueError` with the nearest names."""
     if name not in names:
         nearest = " or ".join(map(repr, get_close_matches(name, sorted(names), n=MOST_NAMES)))
         hint = f"perhaps it is {nearest}" if nearest else "let `expect` draft it from a report"
@@ -150,26 +150,26 @@ class _Entry(FrozenModel):
     """The line in the framework's code, such as ``trl/trainer/grpo_trainer.py:3169``."""
 
     code: Folder | None = None
-    """The address of the folder that contains the line's file; by default that of the whole
-    file."""
+    """The address of the folder that contains the line's file; by default ``code`` of the whole
+    file of expectations."""
 
     impact: Words | None = None
-    """Its effect in production, if a run cannot measure it: the words after ``In production:``."""
+    """The effect in production, if a run cannot measure it: the words after ``In production:``."""
 
     reach: Words | None = None
-    """The users who meet it, by the framework's options: the words after ``Who meets it:``."""
+    """The users who meet the fault, by the framework's options: words after ``Who meets it:``."""
 
     upstream: Words = "unknown"
-    """Its state upstream: an issue, a pull request, or the version in which it is fixed."""
+    """The state upstream: an issue, a pull request, or the version in which the fault is fixed."""
 
     looked_up: date | None = None
-    """The day up to which upstream's issues and pull requests were searched for it."""
+    """The day up to which upstream's issues and pull requests were searched for the fault."""
 
     deliberate: Words | None = None
-    """The pull request or document that introduced it on purpose, which makes it a convention."""
+    """The pull request or document that introduced the behaviour on purpose, as a convention."""
 
     engine: tuple[Words, ...] | None = None
-    """The engines that have it, among the engines of the file; all if left out."""
+    """The engines that have the fault, among the engines of the file; all if left out."""
 
     @model_validator(mode="after")
     def _have_evidence(self) -> Self:
@@ -203,8 +203,8 @@ class KnownMistake(_Entry):
     """Checks, or prefixes of checks, to which all findings of a cause must belong."""
 
     needs: tuple[Fact, ...] = ()
-    """Facts of every batch that shows it; a right finding on a batch without them does not exclude
-    it.
+    """Facts of every batch that shows the mistake; a right finding on a batch without these facts
+    does not exclude the mistake.
     """
 
     @property
@@ -217,7 +217,7 @@ class KnownMistake(_Entry):
         return self.check is None or finding_id.startswith(self.check)
 
     def allows(self, cause: Cause) -> bool:
-        """Whether a cause's condition, checks and first suspect fit; an untraced cause has none."""
+        """Whether a cause's condition, its checks and its first suspect, if it has any, fit."""
         return (
             (self.condition is None or [*self.condition] == cause.condition)
             and (self.suspect is None or not cause.suspects or self._suspects(cause.suspects[0]))
@@ -391,8 +391,8 @@ def _most_demanding(mistakes: Iterable[KnownMistake]) -> KnownMistake | None:
 def draft(report: Report) -> Iterator[str]:
     """Yield the lines of a draft: an entry for each cause of a report, without reasons and links.
 
-    A draft cannot be loaded before these are added: a fault is known once somebody can say why it
-    is there.
+    A draft cannot be loaded before these are added: a fault is known only once somebody can say why
+    it is there.
     """
     yield f"framework = {_quoted(report.adapter)}"
     yield f"engine = {_quoted(report.engine)}"

@@ -62,7 +62,7 @@ class Gate(ABC):
         yield from ()
 
     def difference(self, report: Report) -> Difference | None:
-        """The changes since an earlier report; None without one."""
+        """The changes since an earlier report; None if there is no earlier report."""
         return None
 
     def refusal(self, cells: Sequence[AnyMatrixCell]) -> str | None:
@@ -132,7 +132,7 @@ class Expecting(Gate):
         )
 
     def lines(self, report: Report) -> Iterator[str]:
-        """Lines on the number of findings as listed, by reason, and on wrong entries."""
+        """Lines on wrong entries, and on the number of known findings for each reason."""
         known: Counter[str] = Counter()
         told = self._reasons(report)
         for finding in report.findings:
@@ -176,8 +176,8 @@ class Expecting(Gate):
 def _may_be(cause: Cause, expected: KnownMistake, left: frozenset[str], report: Report) -> bool:
     """Whether a cause may be the expected mistake: no finding of a report excludes it.
 
-    A small plan may give a mistake the name of another that has the same effect on all of the
-    plan's layouts. ``left`` are the names that no finding excludes.
+    A small plan may give a mistake the name of another mistake, if both have the same effect on all
+    of the plan's layouts. ``left`` are the names that no finding excludes.
     """
     if not expected.allows(cause):
         return False
@@ -216,9 +216,9 @@ def _left(expected: KnownMistake, report: Report) -> frozenset[str]:
 class Comparing(Gate):
     """Fails findings that are worse than in an earlier report, or wrong and missing there.
 
-    Findings that the report lacks are not known: whoever adds a layout, a case or a check to a run
-    must renew the baseline. The baseline may have more findings than a run, but must have at least
-    half of the run's.
+    Wrong findings that this report, the baseline, lacks are not known: whoever adds a layout, a
+    case or a check to a run must renew the baseline. The baseline may have more findings than a
+    run, but must have at least half of the run's findings.
     """
 
     path: Path

@@ -2,8 +2,8 @@
 
 Each line of the journal is one JSON document: the header, then findings. It is written without
 buffering, so a run that is killed loses at most the finding in flight. `report_file.load` reads a
-journal as the incomplete report that it is; the next run for the same report renames it and keeps
-it.
+journal as an incomplete report. The next run for the same report renames and keeps the journal of a
+killed run.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class Journal:
         self._written += self._is_whole
 
     def replace(self, finding: Finding) -> None:
-        """Record a finding in place of the one with its id."""
+        """Record a finding in place of the earlier finding with the same id."""
         self._findings = [finding if one.id == finding.id else one for one in self._findings]
         self._write(finding.model_dump_json())
 
@@ -146,9 +146,9 @@ class Journal:
     ) -> Report | None:
         """Write the report in one move and drop the journal; None if the run never began.
 
-        Clues on ``watched`` mistakes are kept even if these do not occur. ``fault`` is
-        the fault of the harness that stopped the run, and ``traces`` has the traces of causes, by
-        the ids of their findings.
+        Clues on ``watched`` mistakes are kept even if these mistakes do not occur. ``fault`` is the
+        fault of the harness that stopped the run, and ``traces`` has the traces of causes, by the
+        ids of their findings.
 
         Raises:
             ReportPathError: the report cannot be written; the journal keeps the findings.

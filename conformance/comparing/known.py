@@ -1,10 +1,10 @@
 """The known mistakes of the newest version of each framework: ``reports/known``.
 
 Each framework has a file in the form of `expectations`, with one entry for each mistake. An entry
-may be limited to an ``engine``. It says which users meet the mistake, and has the ``line`` in the
-framework's code, relative to the address of ``code`` at a commit or release, and the state
-``upstream``: an issue, a pull request, or the version in which it is fixed. ``reports/audit.md``
-works out each mistake by hand.
+may be limited to an ``engine``. It says which users meet the mistake. Its ``line`` in the
+framework's code is relative to the address of ``code`` at a commit or release. ``upstream`` is an
+issue, a pull request, or the version in which the mistake is fixed. ``reports/audit.md`` works out
+each mistake by hand.
 """
 
 from __future__ import annotations

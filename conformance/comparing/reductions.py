@@ -55,7 +55,7 @@ class Declared(FrozenModel):
 
     @property
     def conventions(self) -> Conventions:
-        """The declared conventions, and the defaults of all others."""
+        """The declared conventions, and the defaults of all other conventions."""
         return Conventions(**self.model_dump(exclude={"version", "modes"}))
 
 
@@ -131,7 +131,7 @@ def _one_of(known: Mapping[str, Value], name: str, kind: str) -> Value:
 
 
 def alike_reductions(declarations: Mapping[str, Mapping[str, Declared]]) -> list[list[Reduction]]:
-    """Returns all reductions, in lists of those with equal weights in every case of the corpus.
+    """Returns all reductions, in groups with equal weights in every case of the corpus.
 
     ``declarations`` are by framework and engine. Engines of a framework with equal reductions are
     named once.

@@ -51,7 +51,7 @@ def load(path: Path) -> Report:
     """Read a report, or the journal of a run that was killed.
 
     Raises:
-        ReportFileError: the file cannot be read, is no whole report, or contradicts itself.
+        ReportFileError: the file cannot be read, is not a whole report, or contradicts itself.
     """
     content = _read(path)
     if path.suffix == JOURNAL:
@@ -78,7 +78,7 @@ def load_reliable(path: Path) -> Report:
     """Read a report whose verdicts must be reliable.
 
     Raises:
-        ReportFileError: the file cannot be read, is no whole report, or contradicts itself.
+        ReportFileError: the file cannot be read, is not a whole report, or contradicts itself.
         UnreliableReportError: a fault of the harness stopped its run.
     """
     report = load(path)
@@ -123,7 +123,7 @@ def _read_journal(lines: Sequence[bytes], path: Path) -> Report:
 def write(report: Report, path: Path) -> None:
     """Write a report to ``path`` atomically, so that no reader sees a part of it.
 
-    If the name ends in ``.gz``, it is compressed, always to the same bytes.
+    If the name ends in ``.gz``, the report is compressed, always to the same bytes.
     """
     content = report.to_json().encode()
     if path.suffix == ".gz":

@@ -44,7 +44,7 @@ def agreement(
 def _smaller(
     observed: NDArray[np.float64], expected: NDArray[np.float64], magnitude: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Returns the smaller of expected and observed magnitude, the latter estimated from the sum."""
+    """Returns the smaller of the expected magnitude and the observed one, estimated from sums."""
     cancelled = magnitude - np.abs(expected)
     cancelled[cancelled < EXACT * magnitude] = 0
     with np.errstate(divide="ignore", invalid="ignore"):

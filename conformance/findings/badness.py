@@ -1,9 +1,9 @@
 """The badness of a finding: the factor that its numbers are off by, a key to sort findings.
 
-The relative error of a number that is too small is at most 1, and that of one that is too large is
-unbounded: it is compared with a bound and does not measure badness. The factor r does, and r is as
-bad as 1 / r. A report contains the smaller of r and 1 / r, the *agreement*, which is 0 if a weight
-is lost or has the wrong sign.
+Relative errors are only compared with a bound. They do not measure badness, because the relative
+error of a number that is too small is at most 1, but a number that is too large can have any error.
+The factor r measures badness, and r is as bad as 1 / r. A report contains the smaller of r and
+1 / r, the *agreement*, which is 0 if a weight is lost or has the wrong sign.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ LEGEND = (
 def growth(old: Finding, new: Finding) -> float:
     """The loss of agreement from the old finding to the new; 0 if it may be rounding.
 
-    The loss is also 0 if one of the findings has no error. A bound of 0, of checks that ask for
-    equal bits, is replaced by the bound of float32.
+    The loss is also 0 if one of the findings has no error. A bound of 0, which checks for equal
+    bits have, is replaced by the bound of float32.
     """
     if old.error is None or new.error is None:
         return 0.0

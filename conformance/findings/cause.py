@@ -90,7 +90,7 @@ class Clues(_Frozen):
         return set().union(*(part for parts in self.by_mistake for part in parts))
 
     def about(self, mistakes: frozenset[str]) -> Clues:
-        """The same clues, keeping only these mistakes among the excluded ones."""
+        """The same clues, keeping only the given mistakes among the excluded mistakes."""
         excluded = [name for name in self.excluded if name.mistake in mistakes]
         return self.model_copy(update={"excluded": excluded})
 
@@ -169,7 +169,7 @@ class Range(NamedTuple):
 
     @property
     def off(self) -> str:
-        """The distance of factors from 1, as in ``6 % too small to 4 % too large``; empty if 1."""
+        """The distance of factors from 1, as in ``6 % too small to 4 % too large``; empty if 0."""
         sizes = [_off(factor) for factor in self if abs(factor - 1) >= INVISIBLE]
         if len(sizes) < 2:
             return "".join(f"up to {_digits(size)}{unit}" for size, unit in sizes)
@@ -368,7 +368,7 @@ class Cause(_Frozen):
 
     @property
     def rest(self) -> float:
-        """The traced token's weight over the product of the chain; 1 if they agree, or unknown."""
+        """The traced token's weight over the chain's product; 1 if they agree or are unknown."""
         product = math.prod(factor.value for factor in self.chain)
         rest = self.token.observed / product if self.token and product else 1.0
         return 1.0 if abs(rest - 1) < INVISIBLE else rest
@@ -394,7 +394,7 @@ class Cause(_Frozen):
 
     @property
     def loss(self) -> str:
-        """The harm in a few words; a crash is named as such."""
+        """The harm in a few words; for a crash or a refusal, the kind of failure."""
         return FAILURES.get(self.name, str(self.harm))
 
     @property

@@ -21,9 +21,9 @@ cause.
 8. The report is written: `ReportPathError`.
 
 Commands that read reports raise `ReportFileError`, `UnreliableReportError`,
-`NothingToCompareError`, `PagePathError`, `UnknownCauseError` and `AmbiguousCauseError`; the others
-add `InvalidHistoryError`, `NotTracedError`, `InvalidSourceError`, `UnknownCaseError`,
-`InvalidRecipeError` and `UnknownReductionError`. The check of a trainer of one's own raises
+`NothingToCompareError`, `PagePathError`, `UnknownCauseError` and `AmbiguousCauseError`; the other
+commands add `InvalidHistoryError`, `NotTracedError`, `InvalidSourceError`, `UnknownCaseError`,
+`InvalidRecipeError` and `UnknownReductionError`. The check of a user's own trainer raises
 `WrongUseError`, `RankFailedError` and `conformance.own_trainer.outcome.WrongLossError`.
 """
 

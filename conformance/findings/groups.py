@@ -63,7 +63,7 @@ class FindingGroup:
     findings: tuple[Finding, ...]
 
     example: Finding
-    """The finding that describes the cause best: one of an ordinary step, even a large one."""
+    """The finding that describes the cause best: one on an ordinary step, even a large step."""
 
     @property
     def smallest(self) -> Finding:
@@ -90,7 +90,7 @@ class FindingGroup:
 def finding_groups(report: Report, findings: Iterable[Finding] | None = None) -> list[FindingGroup]:
     """Returns the causes of what is wrong, the worst first, each with its findings.
 
-    Without ``findings``, those of the report; a finding with several causes is in several groups.
+    By default, ``findings`` are the report's. A finding with several causes is in several groups.
     """
     groups = _groups(report, report.findings if findings is None else findings)
     return [group for group in groups if group.cause.severity is not Severity.ADVICE]
@@ -107,7 +107,7 @@ class SharedCause:
     """A cause of several versions of a framework: the same mistake under the same condition."""
 
     groups: dict[int, FindingGroup]
-    """Its findings in each report that has it, by the report's place, the last report first."""
+    """Its findings in each report that has it, by the report's index, the last report first."""
 
     @property
     def newest(self) -> FindingGroup:
@@ -166,7 +166,7 @@ def _example(report: Report, findings: Sequence[Finding]) -> Finding:
 
 
 def find_cause(report: Report, name: str) -> Cause:
-    """Returns the cause with a name, with a prefix of it, or at a place in the list, from 1.
+    """Returns the only cause with this name, a prefix of it, or its number in the list, from 1.
 
     Raises:
         UnknownCauseError: there is none.

@@ -101,7 +101,7 @@ class Request(FrozenModel):
     plan: PlanSize = PlanSize.FULL
 
     divisor: float | None = None
-    """L of `constant`, if it replaced the cases' own."""
+    """The divisor L of `constant`, if it replaced the cases' own divisors."""
 
     examples: int = 0
     seed: str = "0"
@@ -149,7 +149,8 @@ class Header(FrozenModel):
     environment: Environment
     conventions: Conventions
     documented: dict[str, str] = Field(default_factory=dict)
-    """The place where the framework states a convention, by name; others are assumed."""
+    """The place where the framework states a convention, by the convention's name; conventions
+    without an entry are assumed."""
 
     departures: list[Departure] = Field(default_factory=list)
     versions: str = ""
@@ -253,7 +254,8 @@ class Report(Header):
     def to_json(self) -> str:
         """The JSON text, with a line for each field, cause and finding, so that git can compare it.
 
-        Default values of causes, clues and findings are left out, and so is ``fault`` without one.
+        Default values of causes, clues and findings are left out, and so is ``fault`` if there is
+        none.
         """
         lists: dict[str, Sequence[BaseModel]] = {
             "causes": self.causes,

@@ -62,7 +62,7 @@ def _is_ours(frame: FrameSummary) -> bool:
 
 
 def first_line(text: str | None) -> str:
-    """The first line that has a letter in it, where messages state what is wrong."""
+    """The first line that has a letter in it, in which messages usually state what is wrong."""
     lines = (line.strip() for line in (text or "").splitlines())
     return printable(next((line for line in lines if any(map(str.isalpha, line))), ""))
 

@@ -16,7 +16,7 @@ GIVEN = "given"
 """The name of a tensor that no recorded operation made, such as one from a numpy array."""
 
 LIFTED = "aten.lift_fresh.default"
-"""The operation by which torch makes a tensor of numbers of Python, or of a numpy array."""
+"""The operation by which torch makes a tensor from Python numbers, or from a numpy array."""
 
 OUTSIDE = "outside"
 """The name of a change to a tensor that no operation of torch made."""
@@ -31,7 +31,7 @@ READ = "aten._local_scalar_dense.default"
 """The operation that turns a tensor into a Python number."""
 
 BUILT = "python.stack"
-"""The operation by which Python makes one tensor of a list of tensors."""
+"""The operation by which Python makes one tensor from a list of tensors."""
 
 LISTED = "tolist"
 """The operation that turns a tensor into a list of Python numbers or a numpy array."""
@@ -75,7 +75,7 @@ class Collective:
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """The entries of a tensor: their largest absolute value, their sum, and all if it is small.
+    """The largest absolute value and the sum of a tensor's entries, and all entries if it is small.
 
     ``is_measured`` is True for floats and booleans, and False for integers, which may be indices.
     """
@@ -91,7 +91,7 @@ class Contents:
 NOTHING = Contents(0, (), 0.0, 0.0, 0, is_measured=False)
 
 SMALL = 64
-"""The largest number of entries that are kept of a tensor, which may contain counts."""
+"""The largest number of entries of a tensor that is kept whole, because it may contain counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ class Operation:
 
     @property
     def is_given(self) -> bool:
-        """Whether it made its tensor from values that no operation of torch made."""
+        """Whether the operation made its tensor from values that no operation of torch made."""
         return self.name in (GIVEN, LIFTED)
 
     @property

@@ -81,7 +81,7 @@ class Check(StrEnum):
     values."""
 
     LAWS = "laws"
-    """Gradients and all logged numbers of two steps that differ in what must not matter."""
+    """Gradients and all logged numbers of two steps whose only difference must not matter."""
 
     DEFAULTS = "defaults"
     """Documented default values: those of the configuration, and gradients with them."""

@@ -1,8 +1,8 @@
 """The check of one trainer: a generator of steps, which the user's loop trains.
 
 Judges and traces ask for jobs as they ask a pool of ranks. Here the user's loop runs the jobs, and
-it cannot be called. So a judge that asks for a job that has not run yet is stopped by an exception;
-the loop runs the job, and the judge starts again, with the outcomes of all earlier jobs.
+it cannot be called. So an exception stops a judge that asks for a job that has not run yet. The
+loop then runs the job, and the judge starts again, with the outcomes of all earlier jobs.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ MOST_TRACED = 6
 """The largest number of causes that are traced."""
 
 ROUNDED = "float16"
-"""The dtype whose bound weights must keep if the trainer computes advantages itself, which it
-rounds and whose divisor has an ε of its own."""
+"""The dtype whose error bound weights must keep if the trainer computes advantages itself: it
+rounds them, and their divisor has an ε of the trainer's choice."""
 
 MOST_EDITED = 0
 """The number of edits of statements to try: none, as an edit that raises would end the loop."""
@@ -169,7 +169,7 @@ class OwnTrainerCheck:
     def leave(self, error: BaseException | None) -> BaseException | None:
         """End the check after the loop was left, perhaps by an error; returns the error to raise.
 
-        In a process that was forked for another rank, this does not return.
+        In a process that was forked for another rank, this method does not return.
         """
         ranks, self._ranks = self._ranks, None
         if ranks is None:
@@ -224,7 +224,7 @@ class OwnTrainerCheck:
         The worst cause comes first.
         """
         traces: list[tuple[Trace, list[MatrixCell]]] = []
-        if self._asked.advantages is not None:  # they cannot be given to a single token
+        if self._asked.advantages is not None:  # a single token cannot be given an advantage
             return traces
         for cause in (one for one in found if one.severity is Severity.GRADIENT):
             of_cause = [cells[one] for one in cause.findings if one in cells]
@@ -347,7 +347,7 @@ class OwnTrainerCheck:
 
     @cached_property
     def _passes_by(self) -> Callable[[str], bool]:
-        """Returns a function that says whether frames of a module do not belong to the trainer."""
+        """Returns a function that says whether the frames of a module are outside the trainer."""
         passed = LIBRARIES | RUNNERS | {"adapters", "conformance"}
         passed |= {"__main__"} if "_pytest" in sys.modules else set()
         return lambda module: module.partition(".")[0] in passed
@@ -364,7 +364,7 @@ def check(
     time_limit: float = 60.0,
     advantages: str | None = None,
 ) -> Iterator[Steps]:
-    """Yields steps to train in a script or a notebook, and prints the message of a failing test.
+    """Yields steps to train in a script or notebook; prints the message that would fail a test.
 
     The arguments are those of the fixture `loss_conformance`. For several data-parallel ranks,
     start the script with torchrun.

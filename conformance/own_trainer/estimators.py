@@ -62,7 +62,7 @@ def estimated(estimator: str, rewards: Values, groups: Integers) -> Values:
 
 
 def rewards_over_advantages(estimator: str, rewards: Values, groups: Integers) -> Values:
-    """The ratios of rewards to advantages, [N], which turn weights into those of given advantages.
+    """The factors, [N], that turn gradients into those that rewards would give as advantages.
 
     Raises:
         WrongUseError: the advantage of a sample is 0, so the sample has no gradient.

@@ -39,7 +39,7 @@ AVERAGING = (DistributedDataParallel, FSDPModule)
 """Wrappers of models that average gradients over ranks."""
 
 DTYPE = "float16"
-"""The dtype whose bound weights must keep: in a real run ratios are not exactly 1 if old
+"""The dtype whose error bound weights must keep: in a real run ratios are not exactly 1 if old
 log-probabilities come from another forward pass."""
 
 MOST_SAMPLES = 32
@@ -101,12 +101,12 @@ def watch(
 ) -> Iterator[Seen]:
     """Watch the train step in the context, and print what its tokens weigh.
 
-    ``log_probs`` names the function whose result is [rows, columns] or [columns], such as
-    ``(trainer, "log_probs")``; the function may return it in a tuple or dict with others, such as
-    entropies. Its rows are those of ``masks`` and ``advantages``, in the order in which this rank
-    trains them. Masks are bool [columns]; advantages are a number, or [columns]. Packed rows have
-    ``cu_seqlens``, a 0 followed by the end of each sequence, and advantages may have a number for
-    each sequence. ``groups`` name the prompt of each sequence.
+    ``log_probs`` names the function that returns log-probabilities, [rows, columns] or [columns],
+    such as ``(trainer, "log_probs")``; it may return them in a tuple or dict with other results,
+    such as entropies. Their rows are those of ``masks`` and ``advantages``, in the order in which
+    this rank trains them. Masks are bool [columns]; advantages are a number, or [columns]. Packed
+    rows have ``cu_seqlens``, a 0 followed by the end of each sequence, and advantages may have a
+    number for each sequence. ``groups`` name the prompt of each sequence.
 
     Raises:
         WrongUseError: the function was not called, or returned other rows.
@@ -128,7 +128,7 @@ def watch(
 
 
 def _recording(function: Callable[..., Any], recorded: list[torch.Tensor]) -> Callable[..., Any]:
-    """Wrap a function so that its results with gradients are recorded and retain them."""
+    """Wrap a function to record its first result that may be log-probabilities, with a gradient."""
 
     @wraps(function)
     def recording(*arguments: Any, **named: Any) -> Any:

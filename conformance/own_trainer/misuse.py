@@ -26,7 +26,7 @@ SAME = 1e-3
 """The largest relative difference of numbers that count as equal here."""
 
 ROUGH = 1e-2
-"""The same bound for advantages that a trainer computes with an ε of its own."""
+"""The bound for clipped norms, and for advantages that a trainer computes with an ε of its own."""
 
 CLIPPING_EPSILON = 1e-6
 """The number that torch adds to a norm before it divides by it."""
@@ -104,7 +104,7 @@ def clipped(
 ) -> str | None:
     """The change to make if the gradients of steps of different norms are clipped to one norm.
 
-    The gradients of the stand-in model are so small that few clipping bounds reach them.
+    The gradients of the stand-in model are so small that few clipping bounds affect them.
     """
     norms, left, bounds = [], [0.0], []
     for job, observations in ran:
@@ -165,7 +165,7 @@ class _OfSamples:
         )
 
     def changes(self) -> Iterator[str]:
-        """Yield the change of given advantages within groups, up to a common factor."""
+        """Yield the changes that the trainer made to given advantages, up to a common factor."""
         if not self.is_whole:
             return
         for name in ESTIMATORS:
@@ -189,7 +189,7 @@ class _OfSamples:
         return estimated(estimator, self.given, self.groups)[self.names]
 
     def _are_alike(self, made: Array) -> bool:
-        """Whether the trained advantages are these times one positive number."""
+        """Whether the trained advantages are the ``made`` ones times one positive number."""
         ratios = self.trained / np.where(made, made, np.inf)
         return bool(ratios[0] > 0 and np.ptp(ratios) <= ROUGH * ratios[0])
 

@@ -21,8 +21,9 @@ HUGGING_FACE = "hugging_face"
 """The name of the form of a `transformers.PreTrainedModel`."""
 
 SCALE = 2.0**-16
-"""The factor on gradients: trainers clip norms at 1 or so, and even the norm for a step in which
-only one token has an advantage stays far below. It is a power of two, so nothing is rounded."""
+"""The factor on gradients. It keeps their norms far below 1, at which many trainers clip, even in a
+traced step, in which one token has all the advantage. It is a power of two, so nothing is rounded.
+"""
 
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -85,7 +86,7 @@ class StandIn:
 
 
 def _scaled(head: Any) -> Any:
-    """The head with scaled gradients; the probe has a gradient even if an adapter froze it."""
+    """The head with scaled gradients, which the probe gets even if a library like peft froze it."""
 
     def scaled(input_ids: torch.Tensor, probe: torch.Tensor) -> Any:
         if not probe.requires_grad:
@@ -98,8 +99,8 @@ def _scaled(head: Any) -> Any:
 def _add_projections(probed: ProbedModel) -> ProbedModel:
     """The model with linear maps of the usual names, which no forward pass uses.
 
-    Libraries such as peft look for these maps to adapt them. They have no parameters, since a loop
-    over parameters would find these without a gradient.
+    Libraries such as peft look for these maps to adapt them. The maps have no parameters, because a
+    loop over parameters would find them without gradients.
     """
     import torch
     from torch import nn

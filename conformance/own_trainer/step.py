@@ -202,7 +202,7 @@ class Step:
         Without an ``optimizer``, as for a trainer that makes its own, every optimizer is watched.
 
         Raises:
-            WrongUseError: ``optimizer`` is no torch optimizer and wraps none.
+            WrongUseError: ``optimizer`` is not a torch optimizer and wraps none.
         """
         watched = optimizer
         while hasattr(watched, "optimizer"):  # Accelerate and DeepSpeed wrap optimizers

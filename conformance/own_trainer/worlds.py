@@ -113,7 +113,7 @@ class Launched:
 
 
 class Copies:
-    """This process as the first rank, and copies of it for the others.
+    """This process as the first rank, and copies of it for the other ranks.
 
     Raises:
         WrongUseError: this process cannot be forked.
@@ -135,7 +135,7 @@ class Copies:
         self._children: dict[int, tuple[int, Connection]] = {}
         self._parent: Connection | None = None
         if size > 1:
-            gc.collect()  # else copies would destroy these objects
+            gc.collect()  # otherwise copies would destroy the objects that are garbage here
         for rank in range(1, size):
             if self._fork(rank):
                 break
@@ -148,7 +148,7 @@ class Copies:
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, see above
+            warnings.simplefilter("ignore", DeprecationWarning)  # on threads: see the docstring
             pid = os.fork()
         if pid:
             there.close()
@@ -260,8 +260,8 @@ class Copies:
     def leave(self, error: BaseException | None) -> BaseException | None:
         """End the copies after the loop was left, perhaps by an error; returns the error to raise.
 
-        A copy sends its error to the first rank and ends here. The first rank raises that error
-        unless it has an error of its own that is not a time-out.
+        A copy sends its error to the first rank and ends here. The first rank raises a copy's error
+        instead of its own if its own only says that it waited in vain for another rank.
         """
         if self._parent is not None:
             if error is not None:
@@ -271,7 +271,7 @@ class Copies:
         shown = error
         if error is not None and any(word in str(error) for word in WAITED):
             shown = self._first_failure() or error
-        for pid, _ in self._children.values():  # the copy may wait for this rank
+        for pid, _ in self._children.values():  # a copy may wait for this rank
             os.kill(pid, signal.SIGKILL)
         return shown
 

@@ -129,7 +129,7 @@ def report_header(shared_jobs: SharedJobs, request: pytest.FixtureRequest) -> He
 
 @pytest.fixture(scope="session")
 def headers(report_header: Header) -> Iterator[str]:
-    """Yields the report's header for the first message of this process, and nothing for others."""
+    """Yields the report's header for this process's first message, then empty texts."""
     return chain([report_header.model_dump_json()], repeat(""))
 
 

@@ -101,7 +101,7 @@ class Controller:
             return
         except pytest.exit.Exception:  # the run is told to end; its findings count
             raise
-        except Exception as error:  # the findings so far are no verdict
+        except Exception as error:  # the findings so far are not a verdict
             self._problem = f"{type(error).__name__}: {error}"
             raise
         if side.task.follows is not None:
@@ -150,7 +150,7 @@ class Controller:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_xdist_node_collection_finished(self, ids: Sequence[str]) -> None:
-        """With pytest-xdist: count what is about to run; all workers collect the same."""
+        """With pytest-xdist: count what is about to run; all workers collect the same tests."""
         self._select(ids)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
@@ -306,7 +306,7 @@ class Controller:
 class ProgressLine:
     """The progress of a run, in one line of the terminal that rich writes over and over.
 
-    It counts findings and replaces pytest's dots, for which it has to be a plugin.
+    It counts findings, and is a plugin so that it can replace pytest's dots.
     """
 
     def __init__(self, console: Console, total: int) -> None:
@@ -371,7 +371,7 @@ def progress_line(config: pytest.Config, total: int) -> ProgressLine | None:
 
 
 def job_scheduling(config: pytest.Config, log: Producer | None) -> LoadFileScheduling:
-    """A pytest-xdist scheduler that gives all findings of a job to one worker, so it runs once.
+    """A pytest-xdist scheduler that gives one worker all findings of a job, which thus runs once.
 
     Other files of tests stay whole. The base class is imported only in runs with pytest-xdist.
     """

@@ -90,7 +90,7 @@ def rank_budget(config: pytest.Config) -> RankBudget:
 
 
 def _launch(config: pytest.Config) -> Launch | None:
-    """The launch by which torchrun started this run; None if it did not, or without an adapter."""
+    """The launch by which torchrun started this run; None without torchrun or an adapter."""
     if config.getoption("adapter") is None:
         return None
     from conformance.ranks.torchrun import Launch
@@ -104,8 +104,8 @@ def _launch(config: pytest.Config) -> Launch | None:
 class EndingSignals:
     """Makes SIGTERM and SIGHUP end a run as Ctrl-C does: ranks end and the report is written.
 
-    Python drops an exception that a handler raises during a weak reference's callback, which
-    imports run. So the exception is raised again before the next test.
+    Python drops an exception that a handler raises during a weak reference's callback, and imports
+    run such callbacks. So the exception is raised again before the next test.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Runs one version in a review: the head chooses jobs by the change, and the base runs the same.
+"""Runs one version in a review: the head chooses jobs by the change, the base runs the same jobs.
 
 The base is one job behind, so that both have the same findings whenever they are stopped.
 """
@@ -143,7 +143,7 @@ class Side:
         return [one for one in self.recorder.causes() if worse.intersection(one.findings)]
 
     def name_what_is_carried(self) -> None:
-        """Merge causes of findings that carry numbers over from the job before."""
+        """Rename mistakes of findings that carry numbers over from the previous job."""
         carried = [*carried_over.of_causes(self.new_causes(), self._made_cells, self.jobs)]
         for finding in carried_over.renamed(carried, self.findings):
             self.findings[finding.id] = finding

@@ -58,12 +58,12 @@ class Reached(FrozenModel):
 
     mistake: str
     says: str
-    """The sentence of `reports/known`, or of the catalogue if it was not known before."""
+    """The sentence of `reports/known`, or the catalogue's if the mistake was not known before."""
 
     severity: Severity
     is_known: bool
     on_purpose: str | None
-    """The pull request or document by which the framework does so on purpose."""
+    """The pull request or document that introduced the behaviour on purpose; None if none did."""
 
     rare: list[str]
     """Properties of every batch that shows the mistake, which ordinary batches lack."""
@@ -111,7 +111,7 @@ class Answer(FrozenModel):
     weight: list[str]
     losses: list[str]
     elsewhere: list[str]
-    """Reductions of other frameworks that weigh every token alike."""
+    """Reductions of other frameworks that give each token the weight that it has here."""
 
     chosen: dict[str, str]
     defaults: dict[str, str]

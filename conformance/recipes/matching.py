@@ -35,7 +35,8 @@ OF_TERMS = (Objective.ENTROPY, Objective.KL, Objective.ROUTER, *OF_CRITIC)
 """Loss terms besides the policy loss; a recipe may have several."""
 
 USER_DIVISOR = 40
-"""L of `constant` where the record states none: a recipe's own does not fit small steps."""
+"""The divisor L of `constant` if the record states none: a recipe's own L does not fit small steps.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +51,7 @@ class Match:
     estimator: Objective | None
     terms: tuple[Objective, ...]
     instead: Mapping[str, tuple[Any, Any]]
-    """Options run with another value than the recipe's: the recipe's value and ours of each."""
+    """Options run with another value than the recipe's, each with the recipe's value and ours."""
 
     not_looked_at: Mapping[str, str]
     """Options of the recipe that no check looks at, each with its text in docs/options.md."""
@@ -82,8 +83,8 @@ def match(record: Framework, recipe: Recipe) -> Match:
 def _reduction(record: Framework, recipe: Recipe) -> tuple[str, Aggregation]:
     """The name and aggregation of a recipe's reduction: the one that most options choose.
 
-    The first of several wins. Options that a version lacks do not count, nor do options whose value
-    depends on a job, unless the value is the reduction's own name.
+    Of several reductions, the first wins. Options that a version lacks do not count, nor do options
+    whose value depends on a job, unless the value is the reduction's own name.
     """
     found = {
         name: sum(
@@ -151,8 +152,8 @@ def _nearest(
     """The objective whose options are most like a recipe's, and both values where they differ.
 
     Options with one value in all objectives do not count. If an objective leaves an option out, the
-    option has its value in all jobs, or else its default. Options that are sizes, folders or part
-    of a mode count only if an objective sets them.
+    option has the value that all jobs use, if any, or else its default. Options that are sizes,
+    folders or part of a mode count only if an objective sets them.
     """
     offered = {one: record.objectives[one] for one in objectives if one in record.objectives}
     of_modes = {name for _, chosen in record.modes.values() for name in chosen}

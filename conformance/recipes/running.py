@@ -251,8 +251,7 @@ def _look_at(
 def _steady(made: Sequence[Made], jobs: SharedJobs) -> list[Made]:
     """Repeat wrong findings, and replace those that are right the second time.
 
-    Of findings with the same diagnosis, the first is repeated, and the next only if that one was
-    right.
+    Findings with the same diagnosis are repeated in order, until one of them is wrong again.
     """
     again, confirmed = SharedJobs(jobs.pool), set[str]()
     steady: list[Made] = []

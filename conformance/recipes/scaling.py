@@ -142,7 +142,7 @@ def _layout(spec: CheckSpec, layout: Layout) -> Layout:
 
 
 def _rank(cell: MatrixCell) -> tuple[int, int]:
-    """A sort key: by case and then by check, so that every check comes before any is repeated."""
+    """A sort key: by case and then by check, so that every check is made before one is repeated."""
     names = [*USUAL]
     of_case = names.index(cell.case.name) if cell.case.name in names else len(names)
     is_law = cell.spec.check is Check.LAWS

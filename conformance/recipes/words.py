@@ -106,7 +106,7 @@ def _parallelism(layout: Layout) -> str:
 
 
 def _divisor(recipe: Recipe, match: Match, record: Framework) -> int | None:
-    """L of a recipe: the recipe's value of the option for L, or else the record's divisor."""
+    """The divisor L: the recipe's value of the option for L, or else the record's divisor."""
     text, chosen = record.modes[match.reduction]
     sized = [recipe.values.get(name) for name, value in chosen.items() if callable(value)]
     known = [int(value) for value in sized if isinstance(value, int | float) and value]

@@ -41,7 +41,7 @@ class StepChange:
 
     @property
     def norm(self) -> float | None:
-        """The factor on the gradient's norm; None if one of them is 0."""
+        """The factor on the gradient's norm; None if either gradient is 0."""
         return self.scale / self.cosine if self.scale and self.cosine else None
 
 

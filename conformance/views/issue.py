@@ -64,7 +64,7 @@ HANGING = "hang: "
 """The beginning of the message on a step that does not end."""
 
 FOLDERS = re.compile(r"(?<= at )\S+/")
-"""The folders in a place, which are left out as the traceback has them."""
+"""The folders in a place, which are left out because the traceback has them."""
 
 BY_VERDICT = {Verdict.CRASHED: CRASH, Verdict.DECLINED: DECLINED}
 
@@ -127,7 +127,7 @@ def as_markdown(report: Report, cause: Cause, elsewhere: Sequence[str] = ()) -> 
 def _title(
     shown: ShownCause, kind: Heading, statement: str, entry: KnownMistake | KnownFailure | None
 ) -> str:
-    """Returns the kind of mistake, the logged number if it concerns one, and the mistake."""
+    """Returns the kind of mistake, the logged number if the mistake is in one, and the mistake."""
     key = _key(shown.report, shown.example) if kind is NUMBER else ""
     number = f" `{key}`" if key else ""
     return f"{kind.title}{number}: {entry.reason.removesuffix('.') if entry else statement}"

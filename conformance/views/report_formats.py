@@ -46,7 +46,7 @@ STYLES = {
 }
 
 PIPED_WIDTH = 120
-"""The width of text in columns if output is no terminal."""
+"""The width of text in columns if output does not go to a terminal."""
 
 NO_FINDINGS = "–"
 """The content of a cell without findings."""

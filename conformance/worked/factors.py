@@ -161,7 +161,7 @@ ADVANTAGES = {
     Objective.PENALISED_GAE: _GAE,
 }
 """The formula of each estimator of advantages before whitening; ``{std}`` and ``{epsilon}`` stand
-for the framework's own."""
+for the framework's own standard deviation and constant."""
 
 MOST_NAMED = 32
 """The most summands of a count, and samples of a prompt, that are written out."""
@@ -308,7 +308,7 @@ def denominators(context: StepContext) -> Iterator[Denominator]:
 
 
 def _parts(context: StepContext) -> NDArray[np.int64]:
-    """The part of the step, as a number, in which a token shares a denominator: [tokens]."""
+    """The number of the part of the step whose tokens share a denominator, by token: [tokens]."""
     if context.mode is Mode.CONSTANT:
         return np.zeros_like(context.sample)
     if not context.per_micro_batch:
@@ -362,7 +362,7 @@ def _composition(context: StepContext, samples: NDArray[np.int64], weight: float
 
 
 def _cut_factors(context: StepContext, sample: int, factor: float) -> str:
-    """Returns the factors of a denominator other than tokens, for a mean over micro-batches."""
+    """Returns a denominator's factors other than token counts, for a mean over micro-batches."""
     assert context.placement is not None
     micro_batches = int(context.placement.micro_batches[context.step.offsets[sample]])
     total = micro_batches * context.layout.dp

@@ -45,7 +45,7 @@ def painted_value(column: Column) -> float:
 
 
 def sizes_given(column: Column) -> tuple[float, ...]:
-    """The values that a painted token may have; twice its return if a critic's loss is halved."""
+    """The values that a painted token may have; adapters of halved critic losses double returns."""
     size = painted_value(column)
     return (size, 2 * size) if column is Column.RETURNS else (size,)
 
@@ -54,7 +54,7 @@ def sizes_given(column: Column) -> tuple[float, ...]:
 def painting(paint: Paint | None) -> Iterator[None]:
     """Set one token of a column to a value, and all others to 0, in batches made in the context.
 
-    A painted advantage keeps the sign of the token's advantage, because clipping depends on it.
+    A painted advantage keeps the sign of the token's advantage, because clipping depends on signs.
     """
     reset = PAINTED.set(paint)
     try:
@@ -119,7 +119,7 @@ def painted(batch: Columns, paint: Paint) -> dict[str, Any]:
     match paint.column:
         case Column.ADVANTAGES:
             advantages = one(np.copysign(size, ADVANTAGES[painted_id % len(ADVANTAGES)]))
-            if paint.id is not None:  # the tokens of a sample share a value
+            if paint.id is not None:  # all tokens of the sample share one advantage
                 advantages[sample][:] = advantages[sample][token]
             return {**neutral, "raw_advantages": advantages, "reference_log_probs": batch.log_probs}
         case Column.RETURNS:
@@ -139,7 +139,8 @@ def painted(batch: Columns, paint: Paint) -> dict[str, Any]:
 def _reward_columns(batch: Columns, values: list[Values], paint: Paint) -> dict[str, Any]:
     """The columns of a batch in which a single input of advantages is not 0.
 
-    It is a rollout's reward, a token's value, or a token's divergence from the reference policy.
+    This input is a rollout's reward, a token's value, or a token's divergence from the reference
+    policy.
     """
     is_reward, is_value = paint.column is Column.REWARDS, paint.column is Column.VALUES
     is_painted = is_reward & (batch.trajectories == batch.trajectories[paint.sample])
@@ -181,7 +182,7 @@ def altered_table(plain: Values, batch: Columns, column: Column, job: Job) -> Va
 
 
 def _masked(plain: Columns, column: Column) -> list[Mask]:
-    """The tokens that a mask excludes before rejection sampling.
+    """The tokens that are masked even before rejection sampling.
 
     An advantage per sample belongs to masked tokens only if the sample has no active token.
     """

@@ -57,7 +57,10 @@ class Columns(Sequences):
 
     @cached_property
     def raw_advantages(self) -> list[Values]:
-        """A non-zero advantage for each token, so that only the mask can exclude a token."""
+        """A non-zero advantage for each token, so that only the mask can exclude a token.
+
+        With advantages by token, tokens that only a changed step has (`NEW_NAME`) have 0.
+        """
         if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
             of_sample = token_values.ADVANTAGES[self.sample_names % len(token_values.ADVANTAGES)]
             of_samples = zip(self.responses, of_sample, strict=True)
@@ -67,7 +70,7 @@ class Columns(Sequences):
 
     @property
     def sample_advantages(self) -> Values:
-        """One advantage for each sample, [N], for frameworks with `AdvantageUnit` of samples."""
+        """One advantage for each sample, [N], for frameworks that take advantages by sample."""
         return np.array([max(one, key=abs) for one in self.advantages])
 
     @cached_property
@@ -82,7 +85,7 @@ class Columns(Sequences):
         )
 
     def _id_table(self, table: Values) -> Values:
-        """A table over token ids, with the values of a table that is cycled over names."""
+        """A table over token ids, made from a table that is cycled over tokens' names."""
         if all(step.token_names is None for step in self.steps):
             return table
         of_ids = np.resize(table, self.probe_size + 2)
@@ -142,9 +145,9 @@ class Columns(Sequences):
 
     @cached_property
     def returns(self) -> list[Values]:
-        """Returns for a critic of values 0: its squared error has the policy loss's gradient.
+        """Returns for a critic of values 0: the squared error has the policy loss's gradient.
 
-        A value loss beside the policy loss has another gradient, so that the two can be
+        Beside a policy loss, the value loss has a different gradient, so that the two losses can be
         distinguished.
         """
         if self.objective is Objective.WITH_VALUE:
@@ -170,7 +173,10 @@ class Columns(Sequences):
 
     @cached_property
     def dloss_dlogprob(self) -> Values:
-        """Flat derivatives of token losses, or only of the policy loss, by log-probability."""
+        """Flat derivatives of token losses by log-probability, or by value for a critic's loss.
+
+        If there is a policy loss, auxiliary losses beside it are left out.
+        """
         if self.objective in OFF_POLICY:
             return DERIVATIVES[self.objective](self.policy_tokens, CONSTANTS)
         if self.objective is Objective.VALUE_CLIPPED:
@@ -251,7 +257,7 @@ class Columns(Sequences):
 
     @cached_property
     def rewards(self) -> Values:
-        """The reward of each sample: from its step if given, otherwise one for each rollout."""
+        """The reward of each sample: as its step gives it, or else the same within a rollout."""
         of_rollouts = token_values.REWARDS[self.trajectories % len(token_values.REWARDS)]
         ends = np.cumsum([step.size for step in self.steps])[:-1]
         pairs = zip(self.steps, np.split(of_rollouts, ends), strict=True)

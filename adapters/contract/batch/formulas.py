@@ -15,7 +15,7 @@ DERIVATIVES = {
     Objective.GSPO: policy_losses.gspo,
     Objective.CISPO: policy_losses.cispo,
     Objective.SAPO: policy_losses.sapo,
-    # All new log-probabilities are 0, so all covariances are 0 and none clips a token.
+    # All new log-probabilities are 0, so all covariances are 0 and no token is clipped.
     # `COVARIANCE_CLIPPED` has non-zero covariances.
     Objective.CLIP_COV: policy_losses.ppo,
     Objective.KL_COV: policy_losses.kl_cov,

@@ -47,7 +47,7 @@ class Sequences:
 
     @cached_property
     def names(self) -> list[Integers]:
-        """Names of response tokens, by sample, from which values follow; by default token ids."""
+        """Names of response tokens, by sample; values depend on the name, by default the id."""
         responses = iter(self.responses)
         return [
             ids if step.token_names is None else step.token_names[response]
@@ -111,8 +111,8 @@ class Sequences:
     def forward_passes(self, passes: Sequence[Integers]) -> tuple[NDArray[np.int32], ...]:
         """For each step, the index of the forward pass in which a rank held each token, or -1.
 
-        ``passes`` are the token ids of each forward pass of its model. A pass holds a token if it
-        contains the token before it, from which the token is predicted.
+        ``passes`` are the token ids of each forward pass of the rank's model. A pass holds a token
+        if it contains the token's predecessor, from which the token is predicted.
         """
         pass_of_id = np.full(self.probe_size, -1, np.int32)
         # In reverse, so that a row repeated as padding counts in its first pass.
@@ -121,7 +121,7 @@ class Sequences:
         return self.split(pass_of_id[np.concatenate(self.responses) - 1])
 
     def rows(self, passes: Sequence[Integers]) -> tuple[NDArray[np.int32], ...]:
-        """For each step, the number of rows with its samples in each forward pass: [passes].
+        """For each step, how many rows of each forward pass have the step's samples: [passes].
 
         ``passes`` are as in `forward_passes`; a row counts in the pass that holds its first token.
         """

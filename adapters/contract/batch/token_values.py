@@ -44,8 +44,8 @@ NO_LOG_PROBS = np.zeros(1)
 ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
 
 DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
-"""Divergences from the reference policy, cycled over tokens like the entropies. All differ from 0,
-so that metrics must be masked by the mask alone."""
+"""Divergences from the reference policy, cycled over tokens like the entropies. None is 0, so that
+only the mask can exclude a token from a metric."""
 
 REJECTED_LOG_PROB = -4.0
 """Log-ratio of the rollout policy to the old one for a token to be rejected; 0 for other tokens."""
@@ -62,8 +62,9 @@ VALUES = np.array([0.5, -1.0, 1.5, 0.25, -0.75])
 
 OLD_VALUES = np.array([0.5, -0.5, 0.125, -0.625, 0.375, 0.21875])
 """A critic's values before training, cycled over tokens; new values are 0. Some exceed the clipping
-bound, and one is between it and the lower bound of ratios. All are so small that only the sign of a
-return, even of half of it, decides whether its loss is clipped."""
+bound of values, and one is between this bound and the lower clipping bound of ratios. All are so
+small that the sign of a return alone decides whether its loss is clipped, even if the return is
+halved."""
 
 WITHOUT_POLICY_LOSS = (
     Objective.ENTROPY,

@@ -247,8 +247,8 @@ def _reported(metrics: dict[str, Any], job: Job) -> dict[Metric, tuple[float, ..
 def numbers_of_steps(logged: Any, job: Job) -> list[Any]:
     """The numbers of each step: one, or in older versions one per micro-batch and rank.
 
-    Before 0.7.1, the numbers of all steps are in one list, or in a metric object with its
-    reduction.
+    Before 0.7.1, the numbers of all steps are in one list, or in a metric object that also has
+    their reduction.
     """
     values, steps = getattr(logged, "values", logged), len(job.steps)
     numbers = settings.last_epoch(values, job)

@@ -1,7 +1,7 @@
 """verl's trainer for supervised fine-tuning, run on every rank: its own `fit`, one batch per step.
 
-Each rank has its part of a step's samples, chosen by verl's sampler. The engine is the actor's
-engine, with this trainer's loss.
+Each rank has the part of a step's samples that verl's sampler would give it. The engine is the
+actor's engine, with this trainer's loss.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def _batches(batch: ProbedBatch, job: Job, engine: Any) -> list[dict[str, Any]]:
 
 
 def _sample(batch: ProbedBatch, index: int) -> dict[str, torch.Tensor]:
-    """A sample in the form of verl's dataset: its mask covers the prompt too."""
+    """A sample in the form of verl's dataset, whose mask has entries for the prompt too."""
     prompt, response = batch.prompts[index], batch.responses[index]
     mask = np.concatenate([np.zeros(len(prompt), np.int64), batch.masks[index].astype(np.int64)])
     ids = torch.from_numpy(np.concatenate([prompt, response]))

@@ -49,7 +49,7 @@ EXAMPLE = "unequal_groups"
 OPTIONS = Path("docs/options.md")
 
 KNOWN_CHECKS = tuple(f"`{name}`" for name in (*Check, *(spec.slug for spec in CHECK_SPECS)))
-"""The beginning of a note on an option that no job sets, if a check covers it anyway."""
+"""The possible beginnings of a note on an option that a check covers although no job sets it."""
 
 HEAD = """\
 # Options and the checks that cover them

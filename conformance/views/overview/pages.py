@@ -111,7 +111,7 @@ def wrong_of_seen(
 ) -> list[list[str]]:
     """Returns a row for each report with a column for each value of a field of its findings.
 
-    A cell has the number of wrong findings and of all.
+    A cell has the number of wrong findings, and of wrong, right and refused findings together.
     """
     return [
         [
@@ -171,7 +171,7 @@ def _departures(found: Sequence[CommittedReport]) -> Iterator[list[str]]:
 
 
 def pages(found: Sequence[CommittedReport], readme: str) -> dict[Path, str]:
-    """Returns the text of each page; in README.md's only the table is replaced."""
+    """Returns the text of each page; in README.md, only the table is replaced."""
     before, rest = readme.split(BEGIN)
     _, after = rest.split(END)
     conventions, convention_header = _conventions(found)

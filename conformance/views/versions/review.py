@@ -43,7 +43,7 @@ MOST = 3
 MOST_FILES = 4
 
 MOST_HUNKS = 3
-"""The most hunks of a change for which all are named."""
+"""The largest number of hunks of a change that are all named."""
 
 MOST_RANGES = 4
 
@@ -179,7 +179,7 @@ def _effect(cause: Cause) -> str:
 def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
     """Returns one sentence on new and fixed mistakes; each is named once, by its worst cause.
 
-    For a wrong number, only lines in changed files are named: others cannot explain it.
+    For a wrong number, only lines in changed files are named: other lines cannot explain it.
     """
     if found.objection is not None:
         return f"No verdict: {found.objection}."
@@ -190,7 +190,7 @@ def sentence(found: Reviewed, changed: Mapping[str, str]) -> str:
         mistakes.setdefault(group.cause.words if is_number else group.cause.statement, group)
     groups = sorted(mistakes.values(), key=_telling, reverse=True)
     clauses = [_worse(group, found, lines) for group in groups]
-    is_one = sum(map(len, lines.values())) == 1  # all of them come from this change
+    is_one = sum(map(len, lines.values())) == 1  # all mistakes come from this change
     named = clauses[: 1 if is_one else MOST]
     more = _more(clauses[len(named) :], " of the same change" if is_one else "")
     clauses = [*named, *more, *_refused(found.no_longer_trained, found)]
@@ -231,7 +231,7 @@ def _more(rest: Sequence[str], words: str = "") -> list[str]:
 
 
 def _changed_lines(changed: Mapping[str, str]) -> dict[str, list[range]]:
-    """Returns the lines of each hunk by file; if it only removes lines, the line before."""
+    """Returns the lines of each hunk by file; for a hunk that only removes, the line before it."""
     return {
         name: [
             range(int(first), int(first) + max(int(count or 1), 1))
@@ -252,8 +252,8 @@ def _worse(group: FindingGroup, found: Reviewed, changed: Mapping[str, Sequence[
 def _cause(cause: Cause, changed: Mapping[str, Sequence[range]]) -> str:
     """Returns the statement of a cause, its reach and its line.
 
-    Facts of most steps are left out, and so are untested options: two layouts do not show whether
-    these matter.
+    Facts that hold for most steps are left out, and so are untested options: two layouts do not
+    show whether these options matter.
     """
     typed = " ".join(one for one in cause.reach.options if one in cause.reach.tested)
     facts = [
@@ -321,7 +321,7 @@ def _not_trained(group: FindingGroup, head: Report) -> str:
         for one in head.findings
         if one.verdict not in (*UNJUDGED, Verdict.REFUSED)
         and {*typed} <= {*options(one, head.chosen_by)}
-        and OBJECTIVES.get(one.identity.slug) not in OF_CRITIC  # no policy loss affects it
+        and OBJECTIVES.get(one.identity.slug) not in OF_CRITIC  # no policy loss affects a critic
     }
     extent = "every step" if steps >= others else f"{len(steps)} of {len(steps | others)} steps"
     rare = "".join(f", {fact}" for fact in cause.reach.rare)

@@ -2,7 +2,7 @@
 
 The text of a framework is untrusted. The template escapes it; the data are compressed JSON in
 Base64, which cannot contain a tag; the script adds text nodes only; and a content security policy
-with the hashes of our own style and script forbids any other.
+with the hashes of our own style and script forbids all other styles and scripts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LEAST_UNFOLDED = 1
 """The number of causes of each framework that are unfolded at first, in any case."""
 
 SCRIPTS = ("data.js", "picture.js", "detail.js", "list.js")
-"""The scripts, each after those that it needs."""
+"""The scripts, each after the scripts that it needs."""
 
 
 class Cell(NamedTuple):
@@ -167,7 +167,7 @@ class PageFramework:
 
 
 def headline(frameworks: Iterable[PageFramework]) -> str:
-    """A sentence on the numbers of mistakes, of wrong gradients, and of those with default options.
+    """A sentence on the numbers of mistakes, of wrong gradients, and of wrong ones by default.
 
     An entry of `reports/known` is one mistake, on any number of engines.
     """
