@@ -20,7 +20,7 @@ NEEDS_CLONES = pytest.mark.skipif(
 
 
 def pool_of(adapter: type[Adapter], size: int, version: str = "") -> Any:
-    """A fixture of ranks that `version_of` a framework is loaded on."""
+    """A fixture of ranks that have loaded the `version_of` a framework."""
 
     @pytest.fixture(scope="module")
     def pool() -> Iterator[RankPool]:
@@ -69,7 +69,7 @@ def released(adapter: Adapter, text: str) -> Path:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Start another fork server; ranks of the previous one stay alive, perhaps for a suite."""
+    """Use another fork server in this block; ranks of the previous server stay alive."""
     server = forkserver._forkserver  # type: ignore[attr-defined] # the types lack it
     before = dict(vars(server))
     vars(server).update(_forkserver_address=None, _forkserver_alive_fd=None, _forkserver_pid=None)

@@ -37,7 +37,7 @@ def megatron() -> Iterator[RankPool]:
 
 
 def job(case: str = MASKED.name, layout: str = TWO, objective: Objective = Objective.POLICY) -> Job:
-    """A mean over tokens, as all of AReaL's are."""
+    """A job of `token_mean`, the only mode of this version of AReaL."""
     return steps.job(case, Mode.TOKEN_MEAN, layout, objective)
 
 
@@ -52,7 +52,7 @@ def test_a_critic_on_megatron_compares_values_of_a_slice_with_returns_of_the_row
 
 
 def test_a_router_adds_its_losses_to_no_later_job(megatron: RankPool) -> None:
-    """Jobs of a world share engines, once even the engine of a mixture of experts."""
+    """Jobs of a world share engines; once they also shared the engine of a mixture of experts."""
     plain = job(layout="dp1-cp1-mb2-thd")
     router = megatron.run(replace(plain, objective=Objective.ROUTER))
     later = megatron.run(plain)

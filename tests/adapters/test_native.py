@@ -1,4 +1,4 @@
-"""The parts of the example framework that the suite cannot see from outside."""
+"""The parts of `native`, the example framework, that runs of the suite do not test."""
 
 from collections.abc import Iterator
 

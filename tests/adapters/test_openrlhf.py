@@ -1,4 +1,4 @@
-"""OpenRLHF's real code on the real DeepSpeed engine: what is left by runs, and an older version."""
+"""OpenRLHF's real code on the real DeepSpeed engine: leftovers of runs, and an older version."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def build(lengths: NDArray[np.int64]) -> Step:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Shortest of several runs."""
+    """The shortest time of several calls."""
     times = []
     for _ in range(REPETITIONS):
         start = time.perf_counter()
