@@ -133,7 +133,7 @@ def test_several_losses_without_a_common_option_reach_those_who_set_one_of_them(
 
 
 def test_no_loss_is_picked_where_another_is_the_default() -> None:
-    """One example is ms-swift's misaligned log-probabilities, whatever the loss_type."""
+    """One example is ms-swift, whose log-probabilities are misaligned with any loss_type."""
     [cause] = found(
         wrong("weights/token_mean/a/dp1-cp2-mb2-thd", EMPTY),
         wrong("weights/sample_mean/a/dp1-cp2-mb2-thd", EMPTY),
