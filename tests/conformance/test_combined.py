@@ -68,7 +68,7 @@ def test_what_is_not_finite_has_no_error() -> None:
 
 
 def logged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgement | None:
-    """A loss in which each term has a factor."""
+    """The judgement of a logged loss in which each term is multiplied by a factor."""
     advantages = np.concatenate(BATCH.raw_advantages)
     entropies = np.array([0.5, 2.0, 1.0, 0.25])[np.concatenate(BATCH.responses) % 4]
     divergences = np.concatenate([-values for values in BATCH.reference_log_probs])
