@@ -87,7 +87,7 @@ def test_committed_reports_are_complete_and_as_the_harness_writes_them(
 
 
 def test_committed_reports_satisfy_the_published_schema(committed: Committed) -> None:
-    """With one finding of each check and verdict, and its clues: all of them take minutes."""
+    """One finding of each check and verdict, with its clues, is validated: all take minutes."""
     document = json.loads(committed.text)
     kinds = {(found.check, found.verdict): found.id for found in committed.report.findings}
     chosen = [found for found in document["findings"] if found["id"] in kinds.values()]
