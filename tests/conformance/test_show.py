@@ -43,7 +43,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def shown(*arguments: str | Path, **environment: str) -> str:
-    """Through a pipe, as another program sees it."""
+    """The output of `show` through a pipe, as another program sees it."""
     return subprocess.run(
         [Path(sys.executable).with_name("rl-loss-conformance"), "show", *map(str, arguments)],
         env=os.environ | environment,
