@@ -28,7 +28,7 @@ RED = re.findall(
     (command.ROOT / ".github" / "workflows" / "README.md").read_text(),
     re.DOTALL | re.MULTILINE,
 )
-"""The output of a red gate that the page of the workflows shows."""
+"""The outputs of red gates that the page of the workflows shows."""
 
 OPTIONS = "--layout=dp1-cp2-mb1-thd --checks=weights --modes=token_mean"
 
