@@ -1,4 +1,4 @@
-"""A toy framework that reads recipes, and versions of it with one mistake."""
+"""A toy framework that reads recipes, and versions of the toy with one mistake each."""
 
 import os
 import time
