@@ -466,7 +466,7 @@ def test_what_nothing_predicts_has_a_condition_if_it_halves_what_is_right(
 
 
 def test_a_condition_that_only_describes_does_not_decide_between_mistakes() -> None:
-    """Of two mistakes with the same evidence, the more common one explains the finding."""
+    """If two mistakes have the same evidence, the more common one explains the finding."""
     rarer, commoner = sorted((LOST, "policy_loss/tokens_miscounted"), key=_commonness, reverse=True)
     said = [
         wrong("weights/token_mean/a/dp1-cp1-mb2-thd", rarer, commoner),

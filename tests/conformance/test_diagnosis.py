@@ -149,7 +149,7 @@ def test_pattern_of_what_is_unexplained_is_of_the_coarsest_parts(
 
 
 def test_ratios_of_slices_are_of_one_rank_each() -> None:
-    """Of three data-parallel ranks with two slices each, one slice of the first differs."""
+    """Three data-parallel ranks have two slices each; one slice of the first rank differs."""
     ranks = np.array([0, 1, 0, 0, 2, 2, 2, 3, 2, 3, 2, 4, 5, 4])
     forward_pass_of_token = np.where(ranks == np.arange(6)[:, None], 0, -1).astype(np.int32)
     given = Given(layout=Layout(dp=3, cp=2), forward_pass_of_token=forward_pass_of_token)

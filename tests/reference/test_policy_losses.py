@@ -98,7 +98,7 @@ def test_penalty_has_the_sign_of_the_log_ratio() -> None:
 
 
 def test_geometric_mean_is_of_clipped_ratios() -> None:
-    """Of log-ratios 0.5 and -0.5 the first is clipped to 0.3125, so the mean is -0.09375."""
+    """Log-ratios are 0.5, which is clipped to 0.3125, and -0.5: the mean is -0.09375."""
     given = tokens(0.5, -0.5, 9.0, mask=[1, 1, 0])
     negative = tokens(0.5, -0.5, advantages=[-1.0, -1.0])
 
