@@ -94,7 +94,7 @@ def rows() -> list[Row]:
 
 
 def named_lines(evidence: str) -> Iterator[tuple[str, int]]:
-    """Yield lines such as `` `worker.py:801` ``; `` `:806` `` is of the file named before it."""
+    """Yield lines such as `` `worker.py:801` ``, and `` `:806` `` in the file named before it."""
     file = ""
     for named, line in re.findall(r"`(?:\w+ )?([\w./]*?\.py)?(?::(\d+))?`", evidence):
         file = named.rpartition("/")[2] or file

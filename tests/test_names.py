@@ -1,7 +1,7 @@
 """Docstrings and names of functions begin with a noun or a verb; no two classes share a name.
 
-`names.toml` has the exceptions of each rule, a number for each file. They may only become fewer:
-``python -m tests.test_names`` lowers the numbers to what files still have.
+`names.toml` has the number of exceptions to each rule in each file. These numbers may only become
+smaller: ``python -m tests.test_names`` lowers them to the exceptions that files still have.
 """
 
 import ast
@@ -45,7 +45,7 @@ Rule = Callable[[Trees], Iterator[tuple[str, int, str]]]
 
 
 def docstrings(trees: Trees) -> Iterator[tuple[str, int, str]]:
-    """Yields the docstrings, those of attributes too, that begin with a question word."""
+    """Yields the docstrings, also of attributes, that begin with a question word."""
     for file, node in _nodes(trees):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             words = node.value.value.split() if isinstance(node.value.value, str) else []

@@ -129,7 +129,7 @@ class _Right:
 
 
 def cells(mistake: Mistake) -> list[MatrixCell]:
-    """The cells that may show a mistake, those on the fewest ranks first."""
+    """The cells that may show a mistake: the likeliest first, and those on the fewest ranks."""
     layouts = [Layout.parse(text) for text in mistake.layouts]
     modes: dict[Mode, Aggregation | None] = dict.fromkeys(map(Mode, mistake.modes.split(",")))
     checks = frozenset(map(Check, mistake.checks.split(",")))

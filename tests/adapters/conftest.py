@@ -9,7 +9,7 @@ from adapters.frameworks import LISTED
 from tests.pools import apart
 
 OF_FRAMEWORKS = {*LISTED} - {"skyrl"}
-"""Markers of modules whose ranks load a framework that ranks of other modules must not load."""
+"""The markers of test modules whose ranks load a framework that no other module's ranks may."""
 
 
 @pytest.fixture(autouse=True, scope="module")

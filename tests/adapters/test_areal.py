@@ -102,7 +102,7 @@ def test_prompts_of_unequal_size_were_compared_across_their_bounds(
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ["fsdp2", "megatron"])
 def test_cispo_is_looked_at_where_a_version_has_it(tmp_path: Path, engine: str) -> None:
-    """On Megatron, 2.0.0 reads more of mbridge than 1.0.4 does."""
+    """CISPO is new in 2.0.0, which on Megatron reads more attributes of mbridge than 1.0.4."""
     source, layout = f"--source={clone('areal')}@v2.0.0", "--layout=dp1-cp1-mb2-thd"
     chosen = "--adapter=areal", f"--engine={engine}", source, layout
     process = command.start(tmp_path, *chosen, "--checks=off_policy", "-k", "cispo and token_mean")

@@ -90,7 +90,7 @@ def test_older_versions_have_their_modes_and_weigh_as_known(
 
 
 def test_first_commit_of_slime_2090_divides_prompt_mean_by_the_group_size(tmp_path: Path) -> None:
-    """Its second commit, "normalize prompt_mean by prompt count", fixed that."""
+    """The pull request's second commit, "normalize prompt_mean by prompt count", fixed that."""
     cases = "prompt_mean and odd_groups"
     report = run(tmp_path, "slime", "bd9714414", *LAYOUTS, cases=cases, subjects="[weights/")
 

@@ -92,7 +92,7 @@ class TestRealActor:
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
     def test_samples_are_dealt_by_rlinfs_balancing(self, pool: RankPool) -> None:
-        """By length: each rank gets four of eight samples, and rank 0 not the first four."""
+        """Samples are dealt by length: four of eight to each rank, not the first four to rank 0."""
         outcome = trained(pool, given := summed("uneven_lengths", "dp2-cp1-mb2-bshd+balance_data"))
 
         dealt = steps.dealt(outcome, given)

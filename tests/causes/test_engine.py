@@ -229,7 +229,7 @@ def test_terms_have_mistakes_of_their_own() -> None:
 
 
 def test_a_factor_may_come_on_top_of_what_looks_like_another_factor() -> None:
-    """One of two samples is empty: leaving it out of the units doubles the weights."""
+    """One of two samples is empty: if units exclude the empty sample, weights double."""
     step = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0), EMPTY])
     given = Given(mode=Mode.SAMPLE_MEAN, steps=(step,), layout=Layout(cp=4))
     found = explanations(given, given.weights * 2 / 4)

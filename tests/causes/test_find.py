@@ -147,7 +147,7 @@ def test_a_condition_has_two_facts_where_one_would_contradict_what_is_right() ->
 
 
 def test_terms_of_the_loss_that_are_logged_wrongly_are_one_cause() -> None:
-    """One line of code logs the loss and its terms, and another one logs the diagnostics."""
+    """One line of code logs the loss and its terms; another line logs the diagnostics."""
     shares = "shares_averaged_by_tokens"
 
     def logged(metric: str, make: Callable[..., Said]) -> Said:
@@ -445,7 +445,7 @@ LOST, SPLIT = "policy_loss/tokens_lost", "where a prompt group is in several mic
             [(of_untrained("weights/token_mean/b/dp1-cp1-mb2-thd"), Clues(terms=["policy_loss"]))],
             (),
         ),
-        # one of three right findings is no reason to name the fact that it lacks
+        # a fact that only one of three right findings lacks is not named
         (
             [
                 right("weights/token_mean/b/dp1-cp1-mb2-thd"),
@@ -454,7 +454,7 @@ LOST, SPLIT = "policy_loss/tokens_lost", "where a prompt group is in several mic
             ],
             (),
         ),
-        # a fact that a finding lacks is no condition
+        # lacking a fact, here context parallelism, is not a condition
         ([right("weights/token_mean/b/dp1-cp2-mb2-thd", facts=[SPLIT])], ()),
     ],
 )
@@ -883,7 +883,7 @@ def test_what_no_mistake_explains_is_a_part_of_the_one_at_its_line() -> None:
 
 
 def test_a_finding_that_was_traced_for_another_cause_tells_less() -> None:
-    """The first finding has both mistakes, and its trace shows the one that it was traced for."""
+    """One finding has both mistakes; its trace is used for the mistake without other findings."""
     both, alone = (
         f"weights/{mode}/odd_groups/dp1-cp1-mb1-bshd" for mode in ("constant", "token_mean")
     )

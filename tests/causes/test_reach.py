@@ -153,7 +153,7 @@ def test_given_advantages_do_not_show_that_an_estimators_option_is_needed() -> N
 
 
 def test_a_rare_fact_of_all_cases_of_a_check_is_no_condition() -> None:
-    """One example is AReaL's crash of a critic with context parallelism, on any batch."""
+    """One example is AReaL, where a critic with context parallelism crashes on any batch."""
     [cause] = found(
         wrong("other_losses.value/sample_mean/a/dp1-cp2-mb2-thd", EMPTY, facts=[EMPTY_SAMPLE]),
         right("other_losses.value/sample_mean/a/dp1-cp1-mb2-thd", EMPTY, facts=[EMPTY_SAMPLE]),

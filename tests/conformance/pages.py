@@ -250,7 +250,7 @@ class Page(HTMLParser):
 
     @property
     def counts(self) -> list[str]:
-        """The counts in cells in which anything was run."""
+        """The counts in cells of findings that were run."""
         return [" ".join(words) for kind, words in self.cells if kind in ("right", "wrong")]
 
     def links(self) -> list[str]:

@@ -72,7 +72,7 @@ PLACEMENT = BatchPlacement(
 
 SKIPS_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 SKIPPING = Conventions(of_returns=SKIPS_TOKENS, of_values=SKIPS_TOKENS)
-"""Masked tokens are skipped, and the reward may be at one of them."""
+"""The conventions by which returns skip masked tokens, although a reward may be at one."""
 
 
 def estimate(

@@ -167,7 +167,7 @@ def test_rejected_tokens_without_a_gradient_weigh_in_no_term() -> None:
 
 @pytest.mark.parametrize("averaged", [1.0, 0.5])
 def test_mistakes_of_one_name_are_told_apart(averaged: float) -> None:
-    """No term is divided by its tokens, with an average over two ranks and without."""
+    """No term is divided by its tokens; gradients are averaged over two ranks, or not."""
     job = replace(JOB, layout=Layout(dp=2))
     dloss_dlogprob = BATCH.dloss_dlogprob - ENTROPY_COEFFICIENT + KL_COEFFICIENT
     gradient = averaged * dloss_dlogprob * STEP.mask

@@ -191,7 +191,7 @@ def test_no_reduction_was_too_early_without_overlap_or_if_a_later_micro_batch_is
 
 
 UNHELD = replace(TWO, forward_pass_of_token=np.where(SAMPLES == 4, -1, BY_SAMPLE))
-"""No rank has the last sample."""
+"""`TWO`, but no rank holds the last sample."""
 
 
 def test_tokens_that_no_rank_held_are_named() -> None:

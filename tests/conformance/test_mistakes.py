@@ -417,7 +417,7 @@ def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
 def test_repeated_rows_are_counted_where_they_are(
     how: AuxiliaryAggregation, weight: MicroBatchWeight, expected: list[tuple[float, ...]]
 ) -> None:
-    """One of the first rank's three samples in one micro-batch is empty."""
+    """The first rank has three samples in one micro-batch, one of which is empty."""
     given = replace(
         TOKEN, forward_pass_of_token=FILLED_UP, conventions=Conventions(micro_batch_weight=weight)
     )

@@ -85,7 +85,7 @@ def test_the_formulas_derivative_conforms(objective: Objective) -> None:
 
 @pytest.mark.parametrize("objective", OFF_POLICY)
 def test_step_has_clipped_tokens_and_others_of_either_sign(objective: Objective) -> None:
-    """Otherwise a mistake in clipping could not be seen."""
+    """Without such tokens, a mistake in clipping could not be seen."""
     tokens = ProbedBatch((STEP,), objective).policy_tokens
     clipped = policy_losses.clipped(tokens.ratios, tokens, CONSTANTS)[STEP.mask]
     positive = tokens.advantages[STEP.mask] > 0

@@ -59,7 +59,7 @@ def test_there_are_committed_reports_and_none_is_left_uncompressed() -> None:
 
 
 def test_published_schema_is_up_to_date() -> None:
-    """Renew it with `python -m conformance.findings.report`."""
+    """`python -m conformance.findings.report` writes the schema again."""
     assert SCHEMA.read_text() == json_schema(Report, SCHEMA_NAME)
     assert json.loads(SCHEMA.read_text())["$id"] == "urn:rl-loss-conformance:report:6"
     jsonschema.Draft202012Validator.check_schema(json.loads(SCHEMA.read_text()))

@@ -1,4 +1,4 @@
-"""Losses that compare the tokens of a batch: by which tokens, and where a choice is arbitrary."""
+"""Losses that select tokens by comparing them: with which others, and how if some are equal."""
 
 from collections.abc import Mapping
 from dataclasses import replace

@@ -105,7 +105,7 @@ def test_what_is_no_file_is_not_written_to(
 
 
 def test_a_link_in_the_place_of_a_journal_is_not_followed(tmp_path: Path) -> None:
-    """In a folder open to others, it could link to any file of ours, which would be emptied."""
+    """In a folder that others can write to, a link could make a run empty any file of its user."""
     victim = tmp_path / "victim"
     victim.write_text("kept")
     (tmp_path / "report.json.journal").symlink_to(victim)

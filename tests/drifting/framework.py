@@ -73,7 +73,7 @@ def look_up(metrics: dict[str, float]) -> float:
 
 
 def concatenate() -> torch.Tensor:
-    """Call torch wrongly, where it is redirected from CUDA to the CPU."""
+    """Call a function of torch wrongly, while calls for CUDA are redirected to the CPU."""
     return torch.cat([torch.ones(())])
 
 

@@ -76,7 +76,7 @@ def rank_rows(rows: Rows) -> slice:
 
 
 class MinimalAdapter(Adapter):
-    """Right in all that it declares."""
+    """An adapter that is right in everything that it declares."""
 
     name = "minimal"
     devices = ("cpu",)

@@ -64,7 +64,7 @@ def _properties(source: str) -> Iterator[ast.FunctionDef]:
 
 
 def report(folder: Path) -> Iterator[str]:
-    """The table, and every survivor with what was changed."""
+    """The table, and each surviving mutant with its change."""
     yield "| file | mutants | killed | survived |\n|---|---|---|---|"
     survivors: dict[str, list[str]] = {}
     total: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""Trainers with an engine of DeepSpeed, whose optimizer steps parts of copies of the parameters."""
+"""Trainers with an engine of DeepSpeed, whose optimizer holds copies of parts of the parameters."""
 
 from functools import partial
 

@@ -12,7 +12,7 @@ TOYS = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Edit:
-    """One place in the toy's text, and its replacement."""
+    """A text that occurs once in a file of the toy, and its replacement."""
 
     file: str
     old: str

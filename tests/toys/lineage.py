@@ -225,7 +225,7 @@ def share(args: Namespace, data: Data, steps: list[list[list[int]]]) -> Data:
 
 
 def micro_batches(args: Namespace, rows: list[int], data: Data, dp_size: int) -> list[list[int]]:
-    """Cut the samples of a step into micro-batches, as many for every rank."""
+    """Cut the samples of a step into micro-batches, the same number for each rank."""
     lengths = data["total_lengths"]
     if args.balance_data:
         rows = sorted(rows, key=lambda row: lengths[row])

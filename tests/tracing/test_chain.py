@@ -1,4 +1,4 @@
-"""The factors of a token's weight multiply to it, each with the line that applied it."""
+"""The product of a chain's factors, each with the line that applied it, is the token's weight."""
 
 import math
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""A line is proven by runs with the values that it had to have."""
+"""Lines are proven by runs in which they have the right values, or are edited."""
 
 from __future__ import annotations
 

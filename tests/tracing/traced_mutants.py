@@ -57,7 +57,7 @@ def place(mutant: type[Mutant], pool: RankPool) -> int | None:
 
 
 def _tried(cells: Iterable[MatrixCell]) -> Iterator[MatrixCell]:
-    """The first cells on the most ranks, and then one of each layout."""
+    """Yields the first cells on the most ranks, and then one cell of each layout."""
     largest = sorted(cells, key=lambda one: one.layout.world_size)[::-1]
     yield from largest[:MOST_TRIED]
     yield from {cell.layout: cell for cell in reversed(largest[MOST_TRIED:])}.values()
