@@ -37,7 +37,7 @@ from reference.aggregation import AuxiliaryAggregation, Mode
 
 
 class TwoLayouts(NativeAdapter):
-    """Not broken, but with less to run."""
+    """Not broken; has two layouts, so that runs are short."""
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout(), Layout(dp=2)]
@@ -61,7 +61,7 @@ class TriplingDiagnostics(AveragingMicroBatches):
 
 
 class MisreportingCuts(AveragingMicroBatches):
-    """In one mode it reports a token in the wrong one of two micro-batches."""
+    """Reports, in one mode, that a token was in the other one of two micro-batches."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         seen = super().observe(job, rank)
@@ -74,7 +74,7 @@ class MisreportingCuts(AveragingMicroBatches):
 
 
 class SilentAboutCuts(AveragingMicroBatches):
-    """It does not tell which micro-batch a token was in."""
+    """Does not report which micro-batch a token was in."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         return replace(super().observe(job, rank), forward_passes=())
@@ -99,7 +99,7 @@ class Raising(Faulty):
 
 
 class RaisingEverywhere(NativeAdapter):
-    """Every rank fails, the lowest last."""
+    """Every rank fails, rank 0 last."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         time.sleep(0.3 * (rank.world_size - rank.index))
@@ -118,7 +118,7 @@ class Interrupting(Faulty):
 
 
 class Leaving(Faulty):
-    """Exits as if all were well."""
+    """Exits with status 0 in the middle of a job."""
 
     def fail(self) -> None:
         os._exit(0)
@@ -131,7 +131,7 @@ class Vanishing(Faulty):
 
 
 class Talkative(Faulty):
-    """Says something of every job, and once in a process that something is deprecated."""
+    """Prints the active tokens of every job and a deprecation warning, and exits to fail."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         warnings.warn("deprecated", stacklevel=1)
@@ -144,7 +144,7 @@ class Talkative(Faulty):
 
 
 class Killed(Faulty):
-    """Dies with a folder for temporary files that it would have removed."""
+    """Dies by SIGKILL, and leaves a temporary folder that it could not remove."""
 
     def fail(self) -> None:
         tempfile.mkdtemp()
@@ -162,7 +162,7 @@ class Hanging(Faulty):
 
 
 class HangingWithGroups(Faulty):
-    """Hangs while a thread of a process group polls, as those of dozens of groups do together."""
+    """Hangs while a thread named like gloo's is busy, as the threads of dozens of groups are."""
 
     def fail(self) -> None:
         threading.Thread(target=self.poll, daemon=True).start()
@@ -190,7 +190,7 @@ class AtWorkElsewhere(Faulty):
 
 
 class FailingInTurn(TwoLayouts):
-    """The second rank fails in four ways, each in steps of another number of samples."""
+    """Fails on the second rank in four ways; the number of samples of a step chooses the way."""
 
     ways: ClassVar[Mapping[int, type[Faulty]]] = {4: Killed, 6: Vanishing, 10: Hanging, 24: Raising}
 
@@ -202,7 +202,7 @@ class FailingInTurn(TwoLayouts):
 
 
 class Deadlocked(Faulty):
-    """Waits in a collective of its own."""
+    """Waits in a collective that the other rank never calls."""
 
     def fail(self) -> None:
         dist.barrier()
@@ -210,7 +210,7 @@ class Deadlocked(Faulty):
 
 
 class Outnumbered(Faulty):
-    """Its last rank leaves a collective out, and the other waits for it."""
+    """The last rank leaves a collective out, for which the first rank waits."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if rank.index == 0 and job.layout.dp == 2 and not job.steps[0].active_tokens[0]:
@@ -219,7 +219,7 @@ class Outnumbered(Faulty):
 
 
 class Misshapen(Faulty):
-    """Its last rank adds up more numbers than the other, in a call that goes deep into torch."""
+    """The last rank's all-reduce has more numbers than the first's, in a call deep inside torch."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if job.layout.dp == 2 and not job.steps[0].active_tokens[0]:
@@ -244,7 +244,7 @@ class Declining(TwoLayouts):
 
 
 class WithoutPromptMean(TwoLayouts):
-    """Says itself that it lacks a mode, and refuses steps without active tokens."""
+    """Does not declare one mode, and refuses steps without active tokens."""
 
     def describe(self) -> Description:
         return replace(super().describe(), modes=frozenset(Mode) - {Mode.PROMPT_MEAN})
@@ -257,7 +257,7 @@ class WithoutPromptMean(TwoLayouts):
 
 
 class WholeGroupsOnly(TwoLayouts):
-    """Refuses, in every mode, steps whose prompt groups cannot be divided evenly."""
+    """Refuses, in every mode, steps whose prompt groups cannot be split evenly over ranks."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if any(len(set(step.groups.tolist())) % job.layout.dp for step in job.steps):
@@ -266,7 +266,7 @@ class WholeGroupsOnly(TwoLayouts):
 
 
 class AdjacentGroupsOnly(TwoLayouts):
-    """Requires adjacent prompt groups, and refuses others."""
+    """Refuses steps in which the samples of a prompt are not adjacent."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         for groups in (step.groups.tolist() for step in job.steps):
@@ -281,7 +281,7 @@ class Unloadable(TwoLayouts):
 
 
 class HalfLoaded(TwoLayouts):
-    """Fails in a different way once it is half loaded."""
+    """Fails to load, and fails in a different way when it is loaded again in the same process."""
 
     begun = False
 
@@ -293,14 +293,14 @@ class HalfLoaded(TwoLayouts):
 
 
 class OneTokenShort(TwoLayouts):
-    """Counts one token less than there are."""
+    """Counts one token fewer than there are."""
 
     def trainer(self, job: Job, rank: int) -> Trainer:
         return MiscountingTrainer(job, rank)
 
 
 class WrongUnlessItDeclines(TwoLayouts):
-    """Declines nine samples on two ranks in one mode; in all others it divides by their tokens."""
+    """Declines nine samples on two ranks in one mode, and miscounts their tokens in the others."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if _has_nine_on_two(job) and job.aggregation.mode is Mode.TOKEN_MEAN:
@@ -330,21 +330,21 @@ class Slow(TwoLayouts):
 
 
 class Chattering(TwoLayouts):
-    """Prints where it can."""
+    """Prints while it is loaded."""
 
     def load(self, source: Path | None) -> None:
         print("loading weights: 100 %", flush=True)
 
 
 class IgnoringConfigurations(TwoLayouts):
-    """Declares what configurations may set, and runs the default one."""
+    """Declares the settings of configurations, but always runs the default configuration."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         return super().observe(replace(job, configuration=DEFAULT_CONFIGURATION), rank)
 
 
 class DeclaringNoConfiguration(IgnoringConfigurations):
-    """Says that nothing can be set."""
+    """Declares that configurations can set nothing."""
 
     def describe(self) -> Description:
         return replace(super().describe(), configurations={})
@@ -360,7 +360,7 @@ class RenamingAMetric(TwoLayouts):
 
 
 class LoggingTheFirstStep(TwoLayouts):
-    """Logs its policy loss of the first step only."""
+    """Logs the numbers of the first step only."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         observed = super().observe(job, rank)
@@ -384,7 +384,7 @@ class RecordingNothing(TwoLayouts):
 
 
 class LoggingRankSums(TwoLayouts):
-    """Logs its policy loss added up over data-parallel ranks."""
+    """Logs numbers that are too large by the number of data-parallel ranks."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         observed = super().observe(job, rank)
@@ -409,7 +409,7 @@ class LoggingRolloutsPerMicroBatch(TwoLayouts):
 
 
 class FavouringTheFirstToken(TwoLayouts):
-    """Weighs the first active token of a step 1.25 times, as no known mistake does."""
+    """Multiplies the weight of a step's first active token by 1.25, as no known mistake does."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         observed = super().observe(job, rank)

@@ -15,7 +15,7 @@ from tests.broken import TwoLayouts
 
 
 class _Miscounting(TwoLayouts, ABC):
-    """Its weights are off by a factor for each sample."""
+    """Multiplies the weights of each sample by a wrong factor."""
 
     @abstractmethod
     def factors(self, step: Step) -> NDArray[np.float64]:
@@ -47,7 +47,7 @@ class EmptySecond(_Miscounting):
 
 
 class WrongOrRefusing(EmptySecond):
-    """Refuses the smallest of the steps that it gets wrong."""
+    """Gets the same steps wrong, but refuses the smallest of them."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if any(self.is_smallest(step) for step in job.steps):
@@ -59,7 +59,7 @@ class WrongOrRefusing(EmptySecond):
 
 
 class RefusingOddTotals(TwoLayouts):
-    """Refuses steps of an odd number of active tokens, from five on."""
+    """Refuses steps with an odd number of active tokens, if there are five or more."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         for tokens in (int(step.active_tokens.sum()) for step in job.steps):
@@ -69,7 +69,7 @@ class RefusingOddTotals(TwoLayouts):
 
 
 class CrashingOnSilence(TwoLayouts):
-    """Crashes where a whole prompt group of several samples has no active token."""
+    """Crashes on a step in which a prompt group of several samples has no active token."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         for step in job.steps:

@@ -1,4 +1,4 @@
-"""SkyRL with one mistake put in, or as it is driven where there is other hardware."""
+"""SkyRL with a mistake put in, or with the replacement that the adapter makes on GPUs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class OneByOne(SkyRLMegatronAdapter):
-    """Megatron's gradients are reduced as they are over gloo where they are on a GPU."""
+    """Reduces Megatron's gradients one by one, as the adapter does for GPUs that share gloo."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         from megatron.core.distributed import param_and_grad_buffer
@@ -28,7 +28,7 @@ class OneByOne(SkyRLMegatronAdapter):
 
 
 class PaddingCollides(SkyRLMegatronAdapter):
-    """Padding micro-batches hold tokens of samples, different ones each time."""
+    """Fills padding micro-batches with token ids of samples, different ones in each."""
 
     def load(self, source: Path | None) -> None:
         super().load(source)
@@ -46,7 +46,7 @@ class PaddingCollides(SkyRLMegatronAdapter):
 
 
 class PaddingKept(PaddingCollides):
-    """In addition, the harness takes padding micro-batches for micro-batches of samples."""
+    """Also records padding micro-batches as if they were forward passes of samples."""
 
     def load(self, source: Path | None) -> None:
         super().load(source)

@@ -29,19 +29,19 @@ from tests.drifting import adapter as drifting
 ROOT = Path(__file__).parents[1]
 
 SOURCES = "RL_LOSS_CONFORMANCE_SOURCES"
-"""Environment variable: a folder of clones, such as ``SkyRL``, of frameworks on no package
-index."""
+"""Environment variable that names a folder with clones of frameworks that are not on PyPI, such
+as ``SkyRL``."""
 
 TIME_LIMIT = 600
 
 WITHOUT = ("-p", "no:cacheprovider", "-p", "no:logging")
-"""Plugins that runs disable; the one for logging visits every logger of torch in each test."""
+"""Options that disable plugins in runs; that of logging visits all loggers of torch per test."""
 
 PLUGINS_OF_FRAMEWORKS = ("anyio", "hydra_pytest", "jaxtyping")
 """Plugins of packages that frameworks depend on; importing them takes a third of a cold start."""
 
 LOADED_BEFORE = "ignore::pytest.PytestAssertRewriteWarning"
-"""A warning about plugins that are in a forked process from the beginning."""
+"""A filter of warnings about plugins that a forked process already has in memory."""
 
 
 def _adapters(*modules: object) -> dict[str, str]:
@@ -69,7 +69,7 @@ class Result:
 
     @property
     def report(self) -> Report:
-        """The report; the output of a run without one is shown."""
+        """The report; if there is none, the assertion shows the output of the run."""
         assert self.report_path.exists(), self.output
         return load(self.report_path)
 
@@ -94,7 +94,9 @@ def run(folder: Path, adapter: str, *arguments: str) -> Result:
 
 
 def fork(function: Callable[..., None], *arguments: object) -> int:
-    """Call a function in a process forked from a warm one, as its ranks will be; its exit status.
+    """Call a function in a process forked from a warm one; its ranks are forked there, too.
+
+    Returns the exit status of the process.
 
     Raises:
         TimeoutError: it does not end.
@@ -111,7 +113,7 @@ def fork(function: Callable[..., None], *arguments: object) -> int:
 
 
 class Forked:
-    """A forked process, with the methods of a `Popen` that are used."""
+    """A forked process with the methods of `Popen` that callers use."""
 
     def __init__(self, process: BaseProcess) -> None:
         self._process = process
@@ -140,7 +142,7 @@ def forked(folder: Path, output: str, *arguments: str) -> Forked:
 
 
 def warm_context() -> ForkServerContext:
-    """Starts processes that have torch and what frameworks import in memory."""
+    """A context whose new processes already have torch and frameworks' imports in memory."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.warm"])
     forkserver.ensure_running()
@@ -173,10 +175,10 @@ def _pytest(
 def start(
     folder: Path, *arguments: str, prefix: Sequence[str] = (), torchrun: Sequence[str] = ()
 ) -> subprocess.Popen[str]:
-    """Start ``pytest`` in a folder where every class of `tests.broken` is an adapter.
+    """Start ``pytest`` in a folder where every adapter of `BROKEN` is installed.
 
-    ``prefix`` is a program that starts pytest, such as ``prlimit``; with options of torchrun,
-    torchrun starts it.
+    ``prefix`` is a program that starts pytest, such as ``prlimit``; if ``torchrun`` has options,
+    torchrun starts pytest with these.
     """
     launcher = ["-m", "torch.distributed.run", *torchrun] if torchrun else []
     program = [*prefix, sys.executable, *launcher, "-m", "pytest", "-p", "no:cacheprovider"]
@@ -212,7 +214,7 @@ def interrupt(process: subprocess.Popen[str], sign: signal.Signals) -> None:
 
 
 def install_broken_adapters(site: Path) -> None:
-    """Declare them as an installed distribution would, by entry points."""
+    """Declare the adapters of `BROKEN` by entry points, as an installed distribution would."""
     info = site / "broken-1.0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{name} = {place}\n" for name, place in BROKEN.items())
@@ -235,6 +237,6 @@ def _result(status: int, output: str, folder: Path, adapter: str) -> Result:
 
 
 def findings_in(journal: Path) -> int:
-    """The number of findings in a journal, the one in flight left out; 0 if there is none."""
+    """The number of complete findings in a journal; 0 if there is no journal."""
     lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
     return sum(line.startswith(b'{"id":') for line in lines)

@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def forked_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recipes are read in a process that is forked from a warm one, instead of a cold one."""
+    """Read recipes in processes forked from a warm one, instead of cold ones."""
     from tests import command
 
     def executor(workers: int, **given: Any) -> ProcessPoolExecutor:
@@ -45,15 +45,15 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     torch and frameworks again.
     """
     if hasattr(session.config, "workerinput"):
-        from tests import command  # imports torch, for which the controller has no use
+        from tests import command  # imports torch, which the controller does not need
 
         command.warm_context()
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Look for garbage only among the objects of tests, and not among everything that they import.
+    """Exempt all imported objects from garbage collection, which then looks only at tests' objects.
 
-    Runs of pytest that tests make in their process, and forks, look for it several times.
+    Runs of pytest within tests, and in forks, collect garbage several times.
     """
     gc.freeze()
 

@@ -7,7 +7,7 @@ from reference.aggregation import DEFAULT_CONVENTIONS, Conventions
 
 
 def assumed(conventions: Conventions) -> dict[str, Assumed[object]]:
-    """Conventions that differ from the defaults, known only from code."""
+    """The conventions that differ from the defaults, each as an assumed one."""
     return {
         field.name: Assumed(value)
         for field in fields(Conventions)

@@ -24,7 +24,7 @@ TEXT = "".join(PAGES.values())
 
 
 def blocks(language: str, beginning: str = "") -> list[str]:
-    """The blocks of code of all pages that are in a language and begin like this, each once."""
+    """All pages' code blocks in a language that begin with a pattern, each once."""
     found = re.findall(rf"^```{language}\n({beginning}.*?)^```$", TEXT, re.DOTALL | re.MULTILINE)
     return [*dict.fromkeys(found)]
 
@@ -44,7 +44,7 @@ TINYRL = (command.ROOT / "tests" / "tinyrl" / "tinyrl.py").read_text()
 
 
 def write_tinyrl(folder: Path, trainer: str = TINYRL) -> str:
-    """Write the complete adapter and its trainer to a folder; the adapter's place."""
+    """Write the complete adapter and its trainer to a folder; returns the adapter's place."""
     [code] = blocks("python", '"""Conformance of tinyrl')
     place = BY_PLACE[1].partition("--adapter=")[2]
     module = place.partition(":")[0].replace(".", "/")
@@ -57,7 +57,7 @@ def write_tinyrl(folder: Path, trainer: str = TINYRL) -> str:
 def run_cli(folder: Path, *arguments: str) -> tuple[int, str]:
     """The status and the output of `rl-loss-conformance` in a folder.
 
-    It has a process of its own, as modules of several folders have one name.
+    The command runs in a process of its own, as modules in several folders have the same name.
     """
     status = command.fork(_cli, folder, arguments)
     return status, (folder / "output").read_text()

@@ -1,4 +1,4 @@
-"""Adapters of frameworks that behave badly in a process that they share; see `tests.broken`."""
+"""Adapters of frameworks that harm the process in which they run; see `tests.broken`."""
 
 import ctypes
 import os
@@ -20,7 +20,7 @@ from tests.broken import Faulty, TwoLayouts, Vanishing
 
 
 class KilledInCollective(Faulty):
-    """The kernel kills it while the other rank waits for it, too."""
+    """A rank is killed by SIGKILL while both ranks wait in a collective."""
 
     def fail(self) -> None:
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
@@ -29,7 +29,7 @@ class KilledInCollective(Faulty):
 
 
 class KilledWithItsServer(Faulty):
-    """Something kills the process that ranks are forked from, and they die with it."""
+    """The fork server of the ranks is killed, and the ranks die with it."""
 
     def fail(self) -> None:
         os.kill(os.getppid(), signal.SIGKILL)
@@ -37,7 +37,7 @@ class KilledWithItsServer(Faulty):
 
 
 class KilledAfterwards(Faulty):
-    """The step is done, and its result is never sent."""
+    """The last rank is killed after its step, before it sends the result."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         observation = TwoLayouts.observe(self, job, rank)
@@ -47,9 +47,9 @@ class KilledAfterwards(Faulty):
 
 
 class HangingInNativeCode(Faulty):
-    """Holds the interpreter's lock for good: no handler of Python's is ever run.
+    """Holds the interpreter's lock for ever, so that no signal handler of Python runs.
 
-    A signal would end a sleep; a read is begun again.
+    A signal would end a sleep, but a read starts again.
     """
 
     def fail(self) -> None:
@@ -58,7 +58,7 @@ class HangingInNativeCode(Faulty):
 
 
 class Wandering(TwoLayouts):
-    """Leaves the folder it was started in, and takes signals and threads for its own."""
+    """Changes the folder, ignores signals, and starts a thread that does not end."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         os.chdir("/")
@@ -69,7 +69,7 @@ class Wandering(TwoLayouts):
 
 
 class Shouting(TwoLayouts):
-    """Prints megabytes in every step, and closes what it has printed to."""
+    """Prints megabytes in every step."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         for _ in range(8):
@@ -78,7 +78,7 @@ class Shouting(TwoLayouts):
 
 
 class Silent(TwoLayouts):
-    """Closes the files that others may want to write to."""
+    """Closes standard input, output and error, to which others may want to write."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         for stream in (sys.stdout, sys.stderr):
@@ -90,7 +90,7 @@ class Silent(TwoLayouts):
 
 
 class Lingering(TwoLayouts):
-    """Comes to no end, and leaves a note that it has begun."""
+    """Leaves a file that says that it has begun, and then sleeps."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         Path("here").touch()
@@ -99,11 +99,11 @@ class Lingering(TwoLayouts):
 
 
 GARBAGE = "\udcff\0\x1b[2J"
-"""Half a character, the end of a C string, and what clears a terminal."""
+"""An undecodable byte, a NUL, and the sequence that clears a terminal."""
 
 
 class Garbled(Faulty):
-    """No text of it can be written to a file or shown as it is."""
+    """Puts characters into all its texts that cannot be written to a file or shown."""
 
     def fail(self) -> None:
         error = RuntimeError(f"no kernel image {GARBAGE}")
@@ -127,7 +127,7 @@ class GarbledRefusal(TwoLayouts):
 
 
 class FailingToLog(TwoLayouts):
-    """Makes no log, but fails in the way of another."""
+    """Fails to aggregate logs, in the way in which another adapter fails in a job."""
 
     def __init__(self, other: Faulty | None = None) -> None:
         self.other = other or Vanishing()
@@ -138,7 +138,7 @@ class FailingToLog(TwoLayouts):
 
 
 class Spawning(TwoLayouts):
-    """Starts a process in every step and forgets it; its last rank dies where it may."""
+    """Starts a process in every step and forgets it; the last rank is killed in some steps."""
 
     def __init__(self, pids: Path) -> None:
         self.pids = pids
@@ -153,7 +153,7 @@ class Spawning(TwoLayouts):
 
 
 class NotFinite(TwoLayouts):
-    """Its second micro-batch on the last rank has weights of infinity."""
+    """Its gradient is infinite at the probe's second entry, and NaN at the last entry."""
 
     def trainer(self, job: Job, rank: int) -> Trainer:
         return _NotFinite(job, rank)
@@ -167,7 +167,7 @@ class _NotFinite(Trainer):
 
 
 class RaisingInOneMicroBatch(TwoLayouts):
-    """The last rank fails in its second micro-batch, the first one's losses being added up."""
+    """The last rank fails in its second micro-batch, after it has trained the first one."""
 
     def trainer(self, job: Job, rank: int) -> Trainer:
         return _RaisingInSecond(job, rank)

@@ -68,7 +68,7 @@ def right(identity: str, *excluded: str, facts: Sequence[str] = ()) -> Said:
 def wrong(
     identity: str, *alternatives: str, excluded: Sequence[str] = (), facts: Sequence[str] = ()
 ) -> Said:
-    """A finding that any of the alternatives explains."""
+    """A wrong finding that each of the alternatives explains."""
     return explained(identity, [*alternatives], excluded=excluded, facts=facts)
 
 
@@ -102,7 +102,7 @@ def report(
     watched: frozenset[str] = frozenset(),
     fault: str | None = None,
 ) -> Report:
-    """A report of findings, with clues or without, that lacks some of those selected."""
+    """A report of findings, with clues or without; ``missing`` selected findings are not in it."""
     findings, clues = [], []
     for one in found:
         finding, *of_finding = one if isinstance(one, tuple) else (one,)
@@ -114,13 +114,13 @@ def report(
 
 
 def recaused(report: Report, **fields: object) -> Report:
-    """A report of one cause, with other fields of that."""
+    """A report that has one cause, with other values in fields of that cause."""
     [cause] = report.causes
     return report.model_copy(update={"causes": [cause.model_copy(update=fields)]})
 
 
 def with_verdict(verdict: Verdict, identity: str = A, **fields: str) -> Said:
-    """A finding that says nothing of any mistake."""
+    """A finding with a verdict, whose clues neither name nor exclude any mistake."""
     finding = Finding.model_validate({"id": identity, "verdict": verdict, **fields})
     return finding, Clues(terms=["policy_loss"])
 

@@ -18,16 +18,16 @@ from tests.command import ROOT, SOURCES
 PAGE = ROOT / "reports" / "history.md"
 
 CLONES = {"skyrl": "SkyRL"}
-"""Names of clones that are not those of their adapters."""
+"""The names of clones that differ from those of their adapters."""
 
 COLUMN = "causes, before → after"
 
 OTHERS = 4
-"""The number of columns before it; the one after it has the command."""
+"""The number of columns before the column of causes; the one after it has the command."""
 
 
 def with_causes(page: str, causes: Callable[[str], str]) -> str:
-    """The page with a new column of causes; ``causes`` finds those of a command."""
+    """The page with a new column of causes; ``causes`` finds the causes of a command."""
     return "".join(f"{_with_causes(line, causes)}\n" for line in page.splitlines())
 
 
@@ -47,7 +47,7 @@ def _cells(line: str) -> list[str]:
 
 
 def before_and_after(line: str) -> str:
-    """The causes of a command's two commits, with the changes from one to the other."""
+    """The causes at each of a command's commits, joined by arrows."""
     arguments = shlex.split(line)[1:]
     adapter = next(one for one in arguments if one.startswith("--adapter=")).partition("=")[2]
     clone = Path(os.environ[SOURCES]) / CLONES.get(adapter, adapter)

@@ -16,8 +16,8 @@ def step_of(
 ) -> Step:
     """A step of samples with these loss masks.
 
-    ``prompts`` are the lengths of their prompts, by default 1; all are of one group, and each is a
-    rollout of its own, unless ``groups`` and ``rollouts`` number them.
+    ``prompts`` are the lengths of the samples' prompts, by default 1. All samples are in one group,
+    and each is a rollout of its own, unless ``groups`` and ``rollouts`` number them.
     """
     count = len(masks)
     samples = zip(
@@ -36,6 +36,6 @@ def step_of(
 
 
 def job_of(*steps: Step, mode: Mode = Mode.TOKEN_MEAN, **fields: Any) -> Job:
-    """A job of whole training steps on one rank, in a mode without a divisor."""
+    """A job at depth `step`, by default on one rank and in `token_mean`."""
     ordinary = {"aggregation": Aggregation(mode), "layout": Layout(), "depth": Depth.STEP}
     return Job(**{"steps": steps} | ordinary | fields)

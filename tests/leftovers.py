@@ -5,8 +5,8 @@ from pathlib import Path
 SHARED_MEMORY = Path("/dev/shm")
 
 OF_OTHERS = ("pytest-of-", "torchelastic_", "torchinductor_")
-"""Temporary folders that others leave in every run, whatever it runs: pytest-xdist, torchrun, and
-torch's compiler, which makes an empty one with the user's name when it is imported."""
+"""Beginnings of names of temporary folders that other programs leave in every run: pytest-xdist,
+torchrun, and torch's compiler, which makes an empty folder when it is imported."""
 
 
 def names(folder: Path) -> set[str]:
@@ -14,7 +14,7 @@ def names(folder: Path) -> set[str]:
 
 
 def processes_of(temporary: Path) -> list[int]:
-    """All processes that were started with this folder for temporary files."""
+    """All processes that were started with this folder as TMPDIR."""
     mark = f"TMPDIR={temporary}".encode()
     return [pid for pid in living() if mark in content(Path(f"/proc/{pid}/environ"))]
 
@@ -31,7 +31,7 @@ def forgotten_memory(temporary: Path) -> set[str]:
 
 
 def resource_trackers() -> set[int]:
-    """Processes of multiprocessing that remove what others leave, once those have ended."""
+    """Processes of multiprocessing that remove what other processes leave when they have ended."""
     mark = b"multiprocessing.resource_tracker"
     return {pid for pid in living() if mark in content(Path(f"/proc/{pid}/cmdline"))}
 
@@ -41,7 +41,7 @@ def living() -> list[int]:
 
 
 def content(file: Path) -> bytes:
-    """The content of a file of the kernel's, if its process is still there."""
+    """The content of a file in `/proc`; empty if its process has ended."""
     try:
         return file.read_bytes()
     except OSError:

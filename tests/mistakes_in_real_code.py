@@ -37,17 +37,17 @@ CASES = (
     "unequal_shards",
     "uneven_lengths",
 )
-"""Empty samples, masked tokens, groups and rollouts of several sizes, steps and shards."""
+"""Cases with empty samples, masked tokens, several steps, unequal groups, rollouts and shards."""
 
 SLICED = ("dp1-cp1-mb2-thd", "dp2-cp1-mb1-thd", "dp1-cp2-mb1-thd", "dp1-cp4-mb2-thd")
-"""Layouts that distinguish the factors and denominators of one kind of part from another's."""
+"""Layouts that distinguish factors and denominators of ranks, slices and micro-batches."""
 
 
 @dataclass(frozen=True)
 class Edit:
     """Replaces one reading of a variable within a function, or within all functions of that name.
 
-    ``reading`` counts them from 1, in the order of the text.
+    ``reading`` is the number of the reading, counted from 1 in the order of the text.
     """
 
     file: str
@@ -84,7 +84,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class Rewording:
-    """Replaces a text that a function has once, such as an operator with what is around it."""
+    """Replaces a text that occurs once in a function, such as an operator with its operands."""
 
     file: str
     function: str
@@ -123,7 +123,7 @@ def functions(module: ast.Module, name: str) -> Iterator[ast.FunctionDef]:
 
 @dataclass(frozen=True)
 class Mistake:
-    """Another expression in a framework's code, and the one cause that must result."""
+    """A mistake in a framework's code, and the only cause that it must give."""
 
     name: str
     cause: str
@@ -136,7 +136,7 @@ class Mistake:
     layouts: Sequence[str] = SLICED
     condition: Sequence[str] = ()
     left_out: str = "nothing"
-    """Findings that are left out: gspo spreads a gradient over its sample, rollouts have others."""
+    """An expression for findings that are not made, such as `dp2 and unequal_groups`."""
 
     @property
     def arguments(self) -> list[str]:
@@ -151,7 +151,7 @@ class Mistake:
 
 
 def _read(kind: str) -> Iterator[Mistake]:
-    """Yields mistakes of the table, each with what the runs of its framework have in common."""
+    """Yields mistakes of the table, each with the fields that runs of its framework share."""
     all_of_them = table("mistakes_in_real_code.toml")
     for entry in all_of_them[kind]:
         run, edit = all_of_them["run"][entry.pop("run")], entry.pop("edit")
@@ -162,27 +162,27 @@ def _read(kind: str) -> Iterator[Mistake]:
 MISTAKES = tuple(_read("mistake"))
 
 TRACED = tuple(_read("traced"))
-"""Further mistakes, which give several causes: only their lines are checked."""
+"""Mistakes that give several causes; only whether their lines are found is tested."""
 
 OF_LAWS = tuple(_read("law"))
-"""Further mistakes, by the laws that they break; the cause has the name of these laws' mistake."""
+"""Mistakes that break laws: ``name`` has the laws, joined by ``+``, ``cause`` their mistake."""
 
 INSTALLED = [name for name, one in LISTED.items() if not one.source]
 """Frameworks that an extra installs."""
 
 RELEASED = {name: one.source for name, one in LISTED.items() if one.source.startswith("pypi:")}
-"""Frameworks that are fetched without their dependencies, with the source that is given."""
+"""The sources of frameworks that are fetched without their dependencies."""
 
 
 class OfAnEngine(Protocol):
-    """A change of a framework's code, to be run on one of its engines."""
+    """A change of a framework's code, which is run on one of its engines."""
 
     framework: str
     engine: str
 
 
 def original(mistake: OfAnEngine) -> Path:
-    """The folder that holds the framework's package as it is."""
+    """The folder that contains the framework's unchanged package."""
     adapter = registry.create(mistake.framework, mistake.engine)
     if mistake.framework in INSTALLED:
         spec = importlib.util.find_spec(adapter.package)
@@ -228,7 +228,7 @@ def changes(mistake: Mistake, folder: Path) -> list[CauseChange]:
 
 
 def broken_laws(mistake: Mistake, folder: Path) -> set[str]:
-    """The laws that findings see broken with the mistake, and not without it."""
+    """The laws that are broken with the mistake, in findings that break none without it."""
     source = copied(mistake, folder / "source")
     before = _laws_of_broken(report(mistake, source, folder))
     mistake.edit.apply(source / packages(mistake)[0])
@@ -237,14 +237,14 @@ def broken_laws(mistake: Mistake, folder: Path) -> set[str]:
 
 
 def _laws_of_broken(found: Report) -> dict[str, str]:
-    """The law of each finding that sees it broken, by the finding's id."""
+    """The law that each wrong finding shows to be broken, by the finding's id."""
     laws = {spec.slug: spec.law.name for spec in LAWFUL if spec.law}
     wrong = (one for one in found.findings if one.verdict in (Verdict.ADVICE, Verdict.MISMATCH))
     return {one.id: laws[one.identity.slug] for one in wrong}
 
 
 def report(mistake: Mistake, source: Path, folder: Path) -> Report:
-    """The report of a framework's code as it is in a folder."""
+    """The report on a framework's code in a folder."""
     result = command.run(folder, mistake.framework, f"--source={source}", *mistake.arguments)
     assert result.report.complete, result.output
     return result.report

@@ -1,4 +1,4 @@
-"""Runs jobs of a framework in a process of its own, as one process holds one framework only."""
+"""Runs jobs of a framework in a process of its own, as a process can load only one framework."""
 
 import pickle
 import tempfile
@@ -16,7 +16,7 @@ from tests import command
 
 
 def observe(adapter: str, source: str, jobs: Sequence[Job], engine: str = "megatron") -> list[Any]:
-    """The outcome of each job in one pool, on a source or, if that is empty, what is installed."""
+    """The outcome of each job in one pool, with a source or, if it is empty, the installed code."""
     with tempfile.NamedTemporaryFile() as outcomes:
         assert command.fork(_observe, outcomes.name, adapter, source, engine, list(jobs)) == 0
         return list(pickle.load(outcomes))
@@ -25,7 +25,7 @@ def observe(adapter: str, source: str, jobs: Sequence[Job], engine: str = "megat
 def aggregate(
     adapter: str, source: str, logs: Sequence[Sequence[LogEntry]]
 ) -> list[tuple[Any, Any]]:
-    """The outcome of each log, or its words, with asserts and without."""
+    """The message or else the log that each of ``logs`` gives, with asserts and without."""
     with tempfile.NamedTemporaryFile() as outcomes:
         assert command.fork(_aggregate, outcomes.name, adapter, source, list(logs)) == 0
         return list(pickle.load(outcomes))

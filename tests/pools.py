@@ -20,7 +20,7 @@ NEEDS_CLONES = pytest.mark.skipif(
 
 
 def pool_of(adapter: type[Adapter], size: int, version: str = "") -> Any:
-    """A fixture of ranks that `version_of` a framework is loaded on."""
+    """A fixture of ranks that have loaded the `version_of` a framework."""
 
     @pytest.fixture(scope="module")
     def pool() -> Iterator[RankPool]:
@@ -31,34 +31,34 @@ def pool_of(adapter: type[Adapter], size: int, version: str = "") -> Any:
 
 
 def trained(pool: RankPool, job: Job) -> Ran:
-    """The observations of the ranks of a job, which they ran to its end."""
+    """The outcome of a job that ranks must run to its end."""
     outcome = pool.run(job)
     assert isinstance(outcome, Ran), outcome
     return outcome
 
 
 def trained_alone(adapter: Adapter, job: Job, version: str = "") -> Ran:
-    """The observations of a job on ranks that are started for it alone."""
+    """The outcome of a job on ranks that are started only for this job."""
     with RankPool(adapter, version_of(adapter, version), job.layout.world_size) as pool:
         return trained(pool, job)
 
 
 def version_of(adapter: Adapter, version: str) -> Path | None:
-    """The folder of a release, as ``pypi:VERSION``, or of a commit; None for what is installed."""
+    """The folder of a release (``pypi:VERSION``) or a commit; None for the installed version."""
     if version.startswith("pypi:"):
         return released(adapter, version)
     return resolve(adapter, f"{clone(adapter.name)}@{version}").path if version else None
 
 
 def clone(framework: str) -> Path:
-    """The folder of a framework's clone; the test is skipped where there are no clones."""
+    """The folder of a framework's clone; the test is skipped if there are no clones."""
     if command.SOURCES not in os.environ:
         pytest.skip(f"{command.SOURCES} names no folder of clones")
     return Path(os.environ[command.SOURCES], framework)
 
 
 def released(adapter: Adapter, text: str) -> Path:
-    """The folder of a release; the test is skipped where no package index has it."""
+    """The folder of a release; the test is skipped if the release cannot be fetched."""
     try:
         path = resolve(adapter, text).path
     except WheelError as error:
@@ -69,7 +69,7 @@ def released(adapter: Adapter, text: str) -> Path:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Start another fork server; ranks of the previous one stay alive, perhaps for a suite."""
+    """Use another fork server in this block; ranks of the previous server stay alive."""
     server = forkserver._forkserver  # type: ignore[attr-defined] # the types lack it
     before = dict(vars(server))
     vars(server).update(_forkserver_address=None, _forkserver_alive_fd=None, _forkserver_pid=None)

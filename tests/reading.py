@@ -1,4 +1,4 @@
-"""A toy framework that reads recipes, and versions of it with one mistake."""
+"""A toy framework that reads recipes, and versions of the toy with one mistake each."""
 
 import os
 import time
@@ -65,7 +65,7 @@ DEFAULTS: Mapping[str, object] = {
 
 
 def read(adapter: NativeAdapter, typed: Typed) -> Recipe:
-    """Words of the form ``name=value``, below a file."""
+    """Reads words of the form ``name=value``, which override a file or an object's fields."""
     given = dict(typed.fields or nested_yaml(typed.file))
     given |= nested_yaml(typed.file)
     given |= {word.partition("=")[0]: word.partition("=")[2] for word in typed.words}
@@ -89,21 +89,21 @@ def read(adapter: NativeAdapter, typed: Typed) -> Recipe:
 
 
 def read_with_objects(adapter: NativeAdapter, typed: Typed) -> Recipe:
-    """Options of which one is an object of a class that no other process has."""
+    """Reads options, one of which has an object of a class that no other process has."""
     unknown = types.new_class("Unknown", exec_body=lambda body: body.update(__str__=lambda _: "it"))
     found = read(adapter, typed)
     return replace(found, values={**found.values, "schedule": {"of": [unknown(), 1]}})
 
 
 def _like(default: object, given: object) -> object:
-    """A value as the toy's parser reads it: a number where the default is one."""
+    """A value as the toy's parser reads it: a number if the default is a number."""
     if given is None:
         return default
     return type(default)(given) if isinstance(default, int | float) else given  # type: ignore[call-arg]
 
 
 class Reading(NativeAdapter):
-    """Right."""
+    """Reads recipes, and trains right."""
 
     framework = TOY
     recipes = "tests.reading:read"
@@ -120,7 +120,7 @@ class Miscounting(Reading):
 
 
 class Squaring(Reading):
-    """Takes a variance as the mean of squares minus the squared mean, which large rewards show."""
+    """Computes variances as mean squares minus squared means, which only large rewards show."""
 
     def trainer(self, job: Job, rank: int) -> Trainer:
         trainer = super().trainer(job, rank)
@@ -139,7 +139,7 @@ class Drifting(Reading):
 
 
 class Objecting(Reading):
-    """Its parser makes an object of an option."""
+    """Makes an object of an option in its parser."""
 
     recipes = "tests.reading:read_with_objects"
 
@@ -164,7 +164,7 @@ class Mislogging(Reading):
 
 
 class Unsteady(Reading):
-    """Has another gradient the first time that a process trains anything."""
+    """Has a wrong gradient only the first time that a process trains anything."""
 
     has_trained = False
 
@@ -185,13 +185,13 @@ class Crashing(Reading):
 
 
 def read_for_ever(_: NativeAdapter, typed: Typed) -> Recipe:
-    """Notes its process in the file that a word names, and waits."""
+    """Writes its process id to the file that a word names, and waits."""
     Path(typed.words[0]).write_text(str(os.getpid()))
     time.sleep(300)
     raise AssertionError
 
 
 class Waiting(Reading):
-    """Its parser does not end."""
+    """Has a parser that does not end."""
 
     recipes = "tests.reading:read_for_ever"

@@ -1,9 +1,9 @@
 """The frameworks' own example recipes, by path in their repositories: ``python -m tests.recipes``.
 
-``recipes.toml`` has, for each, the words that its script hands to the framework in the end, and
-what the answer must have. `PAGE` has the answers. Nothing of an example is committed: scripts
+``recipes.toml`` says, for each, how to find the words that its script passes to the framework, and
+what the answer must contain. `PAGE` has the answers. Nothing of an example is committed: scripts
 are read from clones below ``RL_LOSS_CONFORMANCE_SOURCES``, and only the options of their commands
-are taken.
+are used.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PRINTING = """#!/bin/bash
 [ "$#" -gt 1 ] && printf '%s\\n' "$@" >> "$WORDS"
 exit 0
 """
-"""Stands in for every program that a script starts: it notes the words that it is given."""
+"""A replacement for every program that a script starts: it writes down its arguments."""
 
 PROGRAMS = (
     "accelerate",
@@ -61,18 +61,18 @@ command_not_found_handle() { :; }
 source() { :; }
 set() { :; }
 """
-"""Lets a script go on without other programs and files."""
+"""Functions with which a script goes on if other programs and files are missing."""
 
 
 def words_of_script(
     text: str, option: str = ".*", after: str | None = None, within: tuple[str, str] = ("", "")
 ) -> list[str]:
-    """The words that a script hands to the programs that it starts and that match a pattern.
+    """The arguments of the programs that a script starts, as far as they match ``option``.
 
-    They are those behind the last word that ``after`` matches, if it is given. ``within`` are lines
-    before and behind a script that only sets variables, as a user's own has them.
+    If ``after`` is given, only arguments behind the last one that it matches count. For a script
+    that only sets variables, ``within`` has the lines around it in a user's own script.
 
-    The script is run by a restricted shell which finds no program but those that stand in for them.
+    A restricted shell runs the script, and finds only replacements of programs (`PRINTING`).
     """
     with tempfile.TemporaryDirectory() as folder:
         programs, words = Path(folder) / "bin", Path(folder) / "words"
@@ -97,7 +97,7 @@ def words_of_script(
 
 
 def main(names: list[str]) -> int:
-    """Run the recipes of some frameworks, or of all, and print what they are answered."""
+    """Run the recipes of some frameworks, or of all, and print the first line of each answer."""
     wrong = 0
     for entry in table("recipes.toml")["recipe"]:
         if not names or entry["adapter"] in names:
@@ -144,7 +144,7 @@ def _answered(entry: dict[str, Any], folder: Path) -> tuple[int, str]:
     words = entry.get("words", [])
     text = file.read_text("utf-8")
     if entry["path"].endswith(".py"):
-        text = text.split('"""')[1]  # the command that it documents
+        text = text.split('"""')[1]  # the command in its docstring
     if entry["path"].endswith((".sh", ".py")):
         how = {name: entry[name] for name in ("option", "after") if name in entry}
         how |= {"within": entry["lines"]} if "lines" in entry else {}
@@ -156,7 +156,7 @@ def _answered(entry: dict[str, Any], folder: Path) -> tuple[int, str]:
 
 
 def _extracted(entry: dict[str, Any], clone: Path, folder: Path) -> Path:
-    """The file of an example, with the folder ``within`` for files that it builds on."""
+    """The file of an example, extracted with the folder ``within`` of files that it includes."""
     wanted = [entry.get("commit", "HEAD"), entry.get("within", entry["path"])]
     packed = subprocess.run(  # git also complains about other files that a clone lacks
         ["git", "-C", str(clone), "archive", *wanted], check=False, capture_output=True

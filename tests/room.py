@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 UNWRITABLE = "/sys/rl-loss-conformance"
-"""A folder that no user can make, whatever the modes of files are."""
+"""A folder that not even root can make."""
 
 
 @contextmanager
 def of(size: int) -> Iterator[None]:
-    """Let files grow to ``size`` bytes."""
+    """Let files grow to at most ``size`` bytes."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

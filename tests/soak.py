@@ -1,6 +1,6 @@
-"""Generated cases for a long time, and what memory the harness takes meanwhile.
+"""Runs generated cases for a long time, and measures the memory that the harness takes.
 
-``python -m tests.soak --adapter=native --minutes=30``; its status is 1 where memory grows.
+``python -m tests.soak --adapter=native --minutes=30`` exits with status 1 if memory grows.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from conformance.runs.jobs import SharedJobs
 from reference.aggregation import Mode
 
 EXAMPLES = 10
-"""For each mode and layout of a round."""
+"""The number of generated steps for each mode and layout of a round."""
 
 MEGABYTE = 1 << 20
 
@@ -32,13 +32,13 @@ WARM_UP = 1 / 3
 """The share of rounds in which caches fill and allocators settle."""
 
 LARGEST_GROWTH = 0.02
-"""The largest growth of a process's memory over the rest of the time; a leak in a step has occurred
-thousands of times by then."""
+"""The largest allowed growth of a process's memory after the warm-up; a leak in each step would
+have occurred thousands of times by then."""
 
 
 @dataclass
 class Memory:
-    """The memory that each process has for itself alone, in bytes, round by round."""
+    """The memory in bytes that each process shares with no other, round by round."""
 
     names: dict[int, str]
     seconds: list[float] = field(default_factory=list)
@@ -68,16 +68,16 @@ class Memory:
 
 
 def _slope(times: NDArray[np.float64], values: NDArray[np.int64]) -> float:
-    """Theil's and Sen's: the median over all pairs, which few outliers do not move."""
+    """The Theil–Sen slope: the median over all pairs, which few outliers do not move."""
     early, late = np.triu_indices(len(times), k=1)
     return float(np.median((values[late] - values[early]) / (times[late] - times[early])))
 
 
 def rounds(pool: RankPool, ranks: int) -> Iterator[int]:
-    """Run every mode on every layout, again and again with other cases; yields how many findings.
+    """Run every mode on every layout in each round, with new cases; yields the number of findings.
 
     Raises:
-        AssertionError: a finding neither conforms nor is about a missing mode.
+        AssertionError: a finding has crashed.
     """
     layouts = [one for one in pool.adapter.layouts() if one.world_size <= ranks]
     for number in count():
@@ -97,7 +97,7 @@ def rounds(pool: RankPool, ranks: int) -> Iterator[int]:
 
 
 def soak(pool: RankPool, ranks: int, seconds: float) -> Memory:
-    """Go on for so long, then for the rest of a round."""
+    """Run rounds until this many seconds have passed and the last round is complete."""
     names = {psutil.Process().pid: "controller"}
     names |= {pid: f"rank {rank}" for rank, pid in enumerate(pool.pids())}
     memory, start, findings = Memory(names), time.monotonic(), 0
@@ -111,7 +111,7 @@ def soak(pool: RankPool, ranks: int, seconds: float) -> Memory:
 
 
 def main() -> int:
-    """Print the figures; 1 where a process grew."""
+    """Print the memory of processes; returns 1 if the memory of any of them grew."""
     parser = argparse.ArgumentParser(prog="python -m tests.soak")
     parser.add_argument("--adapter", default="native")
     parser.add_argument("--engine", default=None)

@@ -1,8 +1,8 @@
 """The rate at which the right line is among the suspects of recorded traces.
 
 ``python -m tests.suspects_benchmark FOLDER`` reads the traces that ``records.json`` of a folder
-lists, each with its right lines. One half of them, chosen by a hash of their names, may be examined
-while a rule is made. The other half judges the rule, and its misses are not examined.
+lists, each with the lines of its mistake. One half of the traces, chosen by a hash of their names,
+may be examined while a rule is made. The other half judges the rule; its misses are not examined.
 """
 
 import hashlib
@@ -25,18 +25,18 @@ HALVES = ("looking", "judging")
 
 
 class Record(FrozenModel):
-    """A trace of a mistake that was made on purpose."""
+    """A trace of a mistake that was made on purpose, and the mistake's lines."""
 
     trace: str
     source: str | None
     right: list[tuple[str, int, int]]
-    """Files with the first and the last line of what is wrong in them."""
+    """Files, each with the first and the last line of the mistake in it."""
 
     proven: tuple[Replacement, ...] = ()
-    """The replacements at a right line that runs have proven."""
+    """The replacements of values in the mistake's lines that earlier runs proved right."""
 
     def has(self, line: Line) -> bool:
-        """Whether a line is right."""
+        """Whether a line is one of the mistake's."""
         return any(
             line.file == name and first <= line.number <= last for name, first, last in self.right
         )
@@ -46,18 +46,18 @@ RECORDS = TypeAdapter(dict[str, Record])
 
 
 def half(name: str) -> str:
-    """The half of the records that one is in."""
+    """The half of the records to which a record belongs."""
     return HALVES[hashlib.sha256(name.encode()).digest()[0] % 2]
 
 
 def still_tried(trace: Trace, record: Record) -> bool:
-    """Whether a run would still try one of the values that proved a right line."""
+    """Whether a run would still try one of the values that proved a line of the mistake."""
     tried = islice(candidates(trace), MOST_TRIED)
     return any(one.replacement in record.proven for one in tried)
 
 
 def counted(found: Counter[str]) -> str:
-    """The places of right lines, in words."""
+    """The counts of the places of the mistakes' lines, in words."""
     of = found["of"]
     placed = f"first {found['1']}, among three {found['1'] + found['2'] + found['3']}, of {of}"
     return f"{placed}; proven {found['proven']} of {found['once proven']}"

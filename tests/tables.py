@@ -1,4 +1,4 @@
-"""Tables of what tests expect, in files beside them."""
+"""Tables of expected results, in files beside the tests."""
 
 import tomllib
 from pathlib import Path
@@ -6,5 +6,5 @@ from typing import Any
 
 
 def table(name: str) -> dict[str, Any]:
-    """The table of a file below this folder."""
+    """The contents of a TOML file below this folder."""
     return tomllib.loads((Path(__file__).parent / name).read_text(encoding="utf-8"))

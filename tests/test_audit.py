@@ -27,7 +27,7 @@ OLDER = (
     "verl/v0.8.0",
     "verl/v0.9.0",
 )
-"""Reports of releases that a newer one of the same framework has replaced."""
+"""The reports on releases that a newer release of the same framework has replaced."""
 
 NEWEST = sorted(
     {f"{path.parent.name}/{path.name.removesuffix('.json.gz')}" for path in REPORTS.glob("*/*.gz")}
@@ -36,7 +36,7 @@ NEWEST = sorted(
 """Reports whose verdicts have been audited one by one."""
 
 CLASSES = {"A": WRONG, "B": (Verdict.ADVICE,)}
-"""The verdicts that rows of each class are about."""
+"""The verdicts of the findings that rows of each class are about."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Row:
     mistakes: frozenset[str]
     verdicts: tuple[Verdict, ...]
     lines: frozenset[tuple[str, int]]
-    """The lines that its evidence names, each with the last part of its file's path."""
+    """The lines that the row's evidence names, each with the name of its file."""
 
     def covers(self, kind: Kind) -> bool:
         """Whether the row is about findings like these."""
@@ -94,7 +94,7 @@ def rows() -> list[Row]:
 
 
 def named_lines(evidence: str) -> Iterator[tuple[str, int]]:
-    """Yield lines such as `` `worker.py:801` ``; `` `:806` `` is of the file named before it."""
+    """Yield lines such as `` `worker.py:801` ``, and `` `:806` `` in the file named before it."""
     file = ""
     for named, line in re.findall(r"`(?:\w+ )?([\w./]*?\.py)?(?::(\d+))?`", evidence):
         file = named.rpartition("/")[2] or file
@@ -102,7 +102,7 @@ def named_lines(evidence: str) -> Iterator[tuple[str, int]]:
             yield file, int(line)
 
 
-@cache  # of half a megabyte each, which three tests read
+@cache  # as three tests read reports, of half a megabyte each
 def audited(name: str) -> frozenset[Kind]:
     """The kinds of findings of a report."""
     report = load(REPORTS / f"{name}.json.gz")

@@ -1,4 +1,4 @@
-"""README.md, CONTRIBUTING.md and docs/ are true: their commands are run, here or by CI."""
+"""The statements of README.md, CONTRIBUTING.md and docs/ are true, and their commands run."""
 
 import json
 import os
@@ -94,7 +94,7 @@ def test_every_other_command_is_run_once() -> None:
 
 @pytest.mark.parametrize("line", [*NATIVE, *TORCHRUN])
 def test_commands_on_native_have_findings_to_make(tmp_path: Path, line: str) -> None:
-    """README's `pytest` makes all of them, and `test_torchrun` starts processes in this way."""
+    """Findings are only collected: README's `pytest` makes them; `test_torchrun` runs torchrun."""
     launcher, _, arguments = line.replace(" -m pytest ", " pytest ").partition("pytest ")
     get_args_parser().parse_args([*shlex.split(launcher)[1:], "pytest"])
     chosen = shlex.split(arguments.replace("--adapter=", ""))
@@ -156,7 +156,7 @@ def test_histories_print_what_is_shown(capsys: pytest.CaptureFixture[str], line:
 
 
 def checkout(repository: Path, tree: Sequence[str], folder: Path) -> Path:
-    """A work tree of the newest commit with the given folders, or with all if ``tree`` is empty."""
+    """A work tree of the newest commit with the folders of ``tree``, or with all if it is empty."""
     clone = ["git", "clone", "--quiet", "--shared", "--no-checkout", str(repository), str(folder)]
     files = ["git", "-C", str(folder), "checkout", "--quiet", "HEAD", "--", *(tree or ".")]
     for arguments in (clone, files):
@@ -208,7 +208,7 @@ def test_mistakes_of_the_trainer_of_the_complete_adapter_are_named_as_shown(
 
 @pytest.fixture
 def own_trainer() -> tuple[str, str]:
-    """The trainer and the test of the page on one's own trainer, once torch's parts are loaded."""
+    """The trainer and the test of docs/your-own-trainer.md, after torch's modules are loaded."""
     import torch._dynamo  # noqa: F401 - pytester forgets what a run imports, and torch may not
 
     [trainer] = blocks("python", '"""A small GRPO')
@@ -248,7 +248,7 @@ def test_ones_own_trainer_is_mended_as_the_page_says(
 
 
 def run_mine(folder: Path, code: str) -> command.Result:
-    """Run the command where a package with the code and the entry point shown is installed."""
+    """Run the page's command in a folder with a package of this code and the page's entry point."""
     [line], [shown] = MINE, blocks("toml", r"\[project")
     [(group, entries)] = tomllib.loads(shown)["project"]["entry-points"].items()
     module, _, _ = entries["mine"].partition(":")
@@ -340,7 +340,7 @@ def found() -> list[committed.CommittedReport]:
 def test_pages_are_those_of_the_committed_reports_and_records(
     found: list[committed.CommittedReport], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`python -m conformance.views.overview` writes them again."""
+    """`python -m conformance.views.overview` writes the pages again."""
     monkeypatch.chdir(command.ROOT)
     written = pages.pages(found, README) | frameworks.pages(found) | frameworks.option_pages()
     for path, text in written.items():
@@ -350,7 +350,7 @@ def test_pages_are_those_of_the_committed_reports_and_records(
 def test_reports_say_of_known_mistakes_what_the_catalogue_says(
     found: list[committed.CommittedReport],
 ) -> None:
-    """`python -m conformance.views.overview.rederive` makes them again."""
+    """`python -m conformance.views.overview.rederive` derives the reports' causes again."""
     causes = [cause for one in found for cause in one.report.causes if cause.name in MISTAKES]
 
     assert causes
@@ -389,7 +389,7 @@ def test_bug_reports_are_those_of_the_newest_committed_reports(
 def test_web_page_is_that_of_the_newest_committed_reports(
     found: list[committed.CommittedReport],
 ) -> None:
-    """Its data are compared unpacked, as libraries differ in how they compress."""
+    """The page's data are compared uncompressed, as libraries compress differently."""
     [(path, text)] = pages.web_page(found).items()
     kept = (command.ROOT / path).read_text()
     [data, kept_data] = re.findall(r'id="data">(.*?)</script>', text + kept)
@@ -470,7 +470,7 @@ def options_of(section: str) -> dict[str, str]:
 
 
 def test_options_of_the_lineage_are_those_of_its_parsers() -> None:
-    """Each option is in slime's parser, in miles' or in both."""
+    """Each option is in the parser of slime, of miles or of both."""
     folder = os.environ.get(command.SOURCES)
     if folder is None:
         pytest.skip(f"needs {command.SOURCES}, as the frameworks are on no registry")

@@ -1,4 +1,4 @@
-"""A framework is named in adapters/frameworks.toml and where CONTRIBUTING.md says."""
+"""A framework is named only in adapters/frameworks.toml and in the places of CONTRIBUTING.md."""
 
 import json
 import re
@@ -27,10 +27,10 @@ WRITTEN = {
     "docs/your-recipe.md",
     "tests/names.toml",
 }
-"""Files that programs write, or whose text they print, and the log of all changes."""
+"""Files that programs write, pages that show printed text, and the changelog."""
 
 CHOSEN = {"tests/adapters/planted.toml"}
-"""Files on some frameworks that were chosen among all."""
+"""Files that are about a choice of frameworks."""
 
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())
 
@@ -46,7 +46,7 @@ def in_repository() -> list[Path]:
 
 
 def test_files_that_list_frameworks_are_those_that_contributing_names() -> None:
-    """A list is a file that names more than half of them."""
+    """A file that names more than half of all frameworks is a list of them."""
     lists = set()
     for path in in_repository():
         words = {*re.findall(r"\w+", path.read_text(errors="ignore"))}
@@ -88,14 +88,14 @@ def test_a_framework_whose_recipes_are_read_has_examples_that_are_answered(
 
 
 def test_mistakes_are_put_into_the_code_of_all_frameworks_but_one() -> None:
-    """Megatron-LM has a Megatron-Core of its own, and processes of tests have another in memory."""
+    """Megatron-LM comes with its own Megatron-Core, but tests' processes have another in memory."""
     changed = {run["framework"] for run in table("mistakes_in_real_code.toml")["run"].values()}
 
     assert {*LISTED} - changed == {*LOSS_FUNCTIONS, "megatron_lm"}
 
 
 def test_the_list_is_read_with_the_standard_library_alone() -> None:
-    """As the workflow `watch.yml` does, before anything is installed."""
+    """The workflow `watch.yml` reads the list before anything is installed."""
     program = [sys.executable, "-S", "-m", "adapters.frameworks"]
     output = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     jobs = json.loads(output.removeprefix("matrix="))["include"]

@@ -28,7 +28,7 @@ RED = re.findall(
     (command.ROOT / ".github" / "workflows" / "README.md").read_text(),
     re.DOTALL | re.MULTILINE,
 )
-"""The output of a red gate that the page of the workflows shows."""
+"""The outputs of red gates that the page of the workflows shows."""
 
 OPTIONS = "--layout=dp1-cp2-mb1-thd --checks=weights --modes=token_mean"
 
@@ -57,7 +57,7 @@ def step(name: str) -> dict[str, Any]:
 
 
 def run(name: str, folder: Path, **inputs: str) -> subprocess.CompletedProcess[str]:
-    """A step as GitHub's runner runs it: with bash, stopping at the first error."""
+    """Run a step as GitHub's runner does: with bash, stopping at the first error."""
     given = {key: spec.get("default", "") for key, spec in DOCUMENT["inputs"].items()} | inputs
     declared = step(name).get("env", {})
     values = {

@@ -19,13 +19,13 @@ from conformance.views.overview import committed
 from tests.command import SOURCES
 
 SHARE = 0.95
-"""The share of causes of the newest reports that have to be known."""
+"""The least share of the newest reports' causes that must be known."""
 
 ADDRESS = re.compile(
     r"https://github\.com/[^/]+/[^/]+/blob/(?P<ref>[0-9a-f]{40}|(?P<tag>(skyrl-)?v\d+\.\d+\.\d+))/"
     r"(?P<path>\S+?)(#L(?P<number>\d+))?"
 )
-"""A file at a commit or a release, and nothing that moves, such as a branch."""
+"""The address of a file at a commit or a release, and not at a branch, which moves."""
 
 ENTRIES = [
     pytest.param(path.stem, entry, id=f"{path.stem}-{entry.line}")
@@ -40,8 +40,8 @@ IN_OLDER_REPORTS = {
     ("roll", "unexplained"),
     ("open_instruct", "shares_averaged_by_tokens"),
 }
-"""Mistakes that the newest reports do not show by name: those of older versions, of findings of a
-cause with another name, or of checks and cases that the newest reports lack."""
+"""Mistakes whose names the newest reports lack: mistakes of older versions, mistakes whose findings
+belong to a cause with another name, and mistakes of checks or cases that these reports lack."""
 
 
 Newest = list[committed.CommittedReport]
@@ -177,7 +177,7 @@ def test_the_line_of_an_entry_is_there(framework: str, entry: KnownMistake | Kno
 
 
 def installed(path: str, tag: str | None) -> str | None:
-    """The file of a package, if that is installed in the release of the tag."""
+    """The text of a package's file, if the release of the tag is installed."""
     package = path.partition("/")[0]
     try:
         version = importlib.metadata.version(package)
@@ -190,7 +190,7 @@ def installed(path: str, tag: str | None) -> str | None:
 
 
 def cloned(framework: str, ref: str, path: str) -> str | None:
-    """The file in a clone, if there is one that has the commit or the tag."""
+    """The text of a file in a clone of the framework, if a clone has the commit or the tag."""
     folder = os.environ.get(SOURCES)
     clones = Path(folder).iterdir() if folder else ()
     for clone in clones:

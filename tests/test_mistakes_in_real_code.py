@@ -35,7 +35,7 @@ def test_a_mistake_in_real_code_gives_one_cause(tmp_path: Path, mistake: Mistake
 @pytest.mark.soak
 @pytest.mark.parametrize("mistake", OF_LAWS, ids=lambda mistake: mistake.name)
 def test_a_mistake_in_real_code_breaks_its_law_alone(tmp_path: Path, mistake: Mistake) -> None:
-    """A mistake in masked tokens breaks the laws of all their places."""
+    """A mistake with masked tokens breaks the law of each place where they may be."""
     broken = broken_laws(mistake, tmp_path)
     assert broken == {*mistake.name.split("+")}
     assert {LAWS[law].mistake for law in broken} == {mistake.cause}

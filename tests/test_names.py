@@ -1,7 +1,7 @@
 """Docstrings and names of functions begin with a noun or a verb; no two classes share a name.
 
-`names.toml` has the exceptions of each rule, a number for each file. They may only become fewer:
-``python -m tests.test_names`` lowers the numbers to what files still have.
+`names.toml` has the number of exceptions to each rule in each file. These numbers may only become
+smaller: ``python -m tests.test_names`` lowers them to the exceptions that files still have.
 """
 
 import ast
@@ -19,7 +19,7 @@ PACKAGES = ("adapters", "conformance", "reference")
 ALL = (*PACKAGES, "tests")
 
 QUESTIONS = frozenset(["How", "Of", "Those", "What", "Where", "Which", "Whose"])
-"""First words of a docstring that make a reader ask what it is about."""
+"""First words of a docstring after which a reader must guess what it is about."""
 
 PREPOSITIONS = frozenset(
     ["at", "behind", "by", "for", "from", "in", "of", "on", "to", "under", "with", "without"]
@@ -37,15 +37,15 @@ LIBRARIES = frozenset(
         "to_megatron_provider",
     ]
 )
-"""Functions that stand for those of a library, by its names."""
+"""Names of functions that replace a library's functions of the same names."""
 
 Trees = Mapping[str, ast.Module]
 Rule = Callable[[Trees], Iterator[tuple[str, int, str]]]
-"""Yields file, line and words of everything that breaks it."""
+"""A function that yields the file, the line and a complaint for each violation of a rule."""
 
 
 def docstrings(trees: Trees) -> Iterator[tuple[str, int, str]]:
-    """Yields the docstrings, those of attributes too, that begin with a question word."""
+    """Yields the docstrings, also of attributes, that begin with a question word."""
     for file, node in _nodes(trees):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             words = node.value.value.split() if isinstance(node.value.value, str) else []
@@ -63,7 +63,7 @@ def functions(trees: Trees) -> Iterator[tuple[str, int, str]]:
 
 
 def classes(trees: Trees) -> Iterator[tuple[str, int, str]]:
-    """Yields the classes that have the name of another one."""
+    """Yields the classes that have the same name as another class."""
     found = [(file, node) for file, node in _nodes(trees) if isinstance(node, ast.ClassDef)]
     number = Counter(node.name for _, node in found)
     for file, node in found:
@@ -80,7 +80,7 @@ RULES: dict[str, tuple[Rule, tuple[str, ...], str]] = {
     ),
     "classes": (classes, PACKAGES, "give each of them a name of its own, or have one class"),
 }
-"""Each rule with the folders that it is about, and the way out."""
+"""Each rule, with the folders to which it applies, and the way out."""
 
 
 def _nodes(trees: Trees) -> Iterator[tuple[str, ast.AST]]:
@@ -98,7 +98,7 @@ def repository(folders: tuple[str, ...]) -> Trees:
 
 
 def complaints(trees: Trees, name: str, allowed: Mapping[str, int]) -> list[str]:
-    """Messages on files with more exceptions to a rule, or fewer, than they are allowed."""
+    """Complaints about files with more exceptions to a rule than are allowed, or with fewer."""
     rule, _, way_out = RULES[name]
     found = [*rule(trees)]
     number = Counter(file for file, _, _ in found)
@@ -159,7 +159,7 @@ def test_more_exceptions_than_a_file_has_are_refused() -> None:
 
 
 def lower() -> None:
-    """Lower the number of exceptions of each file to what it still has."""
+    """Lower the allowed number of exceptions of each file to the number that it still has."""
     table = tomllib.loads(EXCEPTIONS.read_text("utf-8"))
     lines = [
         "# Exceptions to the rules of test_names.py by file: the numbers may only become smaller."

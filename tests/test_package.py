@@ -21,7 +21,7 @@ SOURCES = ("adapters", "conformance", "reference", "pyproject.toml", "README.md"
 
 
 def run(*arguments: str | Path, cwd: Path) -> str:
-    """The output of a program that knows neither this repository nor the pytest that runs now."""
+    """The output of a program, without the environment of this repository and of this pytest."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "PYTHON"))}
     result = subprocess.run(
         arguments,
@@ -38,7 +38,7 @@ def run(*arguments: str | Path, cwd: Path) -> str:
 
 @pytest.fixture
 def wheel(tmp_path: Path) -> Path:
-    """Built from a copy, as a build leaves files behind that a later one would pack."""
+    """The wheel, built from a copy, as a later build would pack files that a build leaves."""
     source = tmp_path / "source"
     source.mkdir()
     for name in SOURCES:
@@ -51,9 +51,9 @@ def wheel(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Path:
-    """The interpreter of an environment that has what the wheel requires and nothing else.
+    """The interpreter of an environment that has only the packages that the wheel requires.
 
-    The requirements are links to what is installed here: installing torch again takes minutes.
+    These are links to the packages that are installed here: installing torch again takes minutes.
     """
     base = tmp_path / "environment"
     venv.create(base)
@@ -66,7 +66,7 @@ def python(tmp_path: Path) -> Path:
 
 
 def requirements() -> list[Distribution]:
-    """The installed distributions that the project requires, and those that these require."""
+    """The installed distributions that the project requires, directly or indirectly."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pending, found = [*project["dependencies"]], dict[str, Distribution]()
     while pending:

@@ -13,7 +13,7 @@ KEPT: list[bytearray] = []
 
 
 class Leaking(NativeAdapter):
-    """Keeps something of every step, on both of two ranks."""
+    """Keeps some memory after every step, on each of two ranks."""
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout(dp=2)]

@@ -1,6 +1,6 @@
 """Workflows and actions are valid: by GitHub's schemas, shellcheck, and our own command lines.
 
-Only GitHub itself can show whether it runs them as intended.
+Only GitHub itself can show whether it runs these files as intended.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ Document = dict[str, Any]
 
 
 def complaints(text: str, config: pytest.Config) -> list[str]:
-    """All that is wrong with a workflow or an action."""
+    """All complaints about a workflow or an action."""
     schemas = ["vendor.github-actions"] if "runs" in read(text) else SCHEMAS
     found = [schema_errors(text, schema) for schema in schemas]
     for script in (step["run"] for step in steps(text) if "run" in step):
@@ -52,7 +52,7 @@ def complaints(text: str, config: pytest.Config) -> list[str]:
 
 
 def read(text: str) -> Document:
-    """A document whose values are all text, so that the key ``on`` is no truth value."""
+    """A document with all keys and values as text, so that the key ``on`` is not a truth value."""
     document: Document = yaml.load(text, yaml.BaseLoader)
     return document
 
@@ -84,7 +84,7 @@ def shellcheck(script: str) -> str:
 
 
 def unknown_options(script: str, config: pytest.Config) -> Iterator[str]:
-    """Long options that neither pytest nor our command line has, whichever their line runs."""
+    """Yields complaints about long options that the program of their line does not have."""
     for line in script.replace("\\\n", " ").splitlines():
         for option in re.findall(r"(?<![\w-])--[a-z-]+", line):
             if not is_known(option, line, config):
@@ -136,7 +136,7 @@ def test_the_script_of_ci_is_as_it_should_be() -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_jobs_may_read_only_and_nothing_is_pasted_into_a_script(name: str) -> None:
-    """A pasted expression is run, and the author of a pull request chooses what some say."""
+    """A pasted expression is run, and the author of a pull request may choose its text."""
     if name != ACTION:
         assert read(FILES[name])["permissions"] == {"contents": "read"}
         assert "pull_request_target" not in read(FILES[name])["on"]

@@ -44,13 +44,13 @@ from tests.mistakes_in_real_code import (
 )
 
 MOST_PROVEN_WITH = 12
-"""Further findings that a line must make right to be proven."""
+"""The most further findings of a mistake with which a line is proven."""
 
 
 def traced(mistake: Mistake, folder: Path) -> str:
-    """The smallest finding that a mistake makes wrong, and where its suspects have the statement.
+    """The smallest finding that a mistake makes wrong, and the place of its line among suspects.
 
-    Findings that are wrong without the mistake tell nothing of its line.
+    Findings that are wrong without the mistake say nothing about its line.
     """
     right = copied(mistake, folder / "right")
     edited = shutil.copytree(right, folder / "edited")
@@ -84,7 +84,7 @@ def traced(mistake: Mistake, folder: Path) -> str:
 
 @contextmanager
 def _jobs(mistake: Mistake, source: Path) -> Iterator[SharedJobs]:
-    """Shared jobs, which run a framework's code in a folder."""
+    """Shared jobs that run the framework's code of a folder."""
     adapter = registry.create(mistake.framework, mistake.engine)
     ranks = max(cell.layout.world_size for cell in cells(mistake))
     with RankPool(adapter, resolve(adapter, str(source)).path, ranks) as pool:
@@ -97,9 +97,9 @@ def _is_wrong(cell: MatrixCell, jobs: SharedJobs) -> bool:
 
 @contextmanager
 def _without(mistake: Mistake, source: Path) -> Iterator[Callable[[MatrixCell], bool]]:
-    """Tells whether a finding is wrong with the unchanged code.
+    """A function that tells whether a cell's finding is wrong with the unchanged code.
 
-    That runs in a process of its own, as one process imports a framework from one folder only.
+    This code runs in a process of its own, as a process imports a framework from one folder only.
     """
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, _Right.open, (mistake, source)) as process:
@@ -129,7 +129,7 @@ class _Right:
 
 
 def cells(mistake: Mistake) -> list[MatrixCell]:
-    """The cells that may show a mistake, those on the fewest ranks first."""
+    """The cells that may show a mistake: the likeliest first, and those on the fewest ranks."""
     layouts = [Layout.parse(text) for text in mistake.layouts]
     modes: dict[Mode, Aggregation | None] = dict.fromkeys(map(Mode, mistake.modes.split(",")))
     checks = frozenset(map(Check, mistake.checks.split(",")))
@@ -167,7 +167,7 @@ def _print(mistake: Mistake) -> None:
 
 
 def main(names: Sequence[str]) -> None:
-    """Trace mistakes, all if no name is given, each in a process of its own."""
+    """Trace the named mistakes, or all of them, each in a process of its own."""
     context = multiprocessing.get_context("spawn")
     for mistake in (*MISTAKES, *TRACED):
         if mistake.name in (names or [mistake.name]):

@@ -1,4 +1,4 @@
-"""Imported by the fork server of tests, so that runs start with all that they need in memory."""
+"""Imported by the fork server of tests, so that forked runs have their imports in memory."""
 
 import gc
 import os
@@ -6,11 +6,11 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.metadata import entry_points
 
-# As `conformance.ranks.preload` does, before torch is imported.
+# Set before torch is imported, as `conformance.ranks.preload` does.
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# No test needs the text that frameworks print when they are imported or the server ends.
+# No test needs the text that frameworks print when they are imported or when the server ends.
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 for name in (
@@ -26,7 +26,7 @@ for name in (
 ):
     import_module(name)
 
-for name in (  # imports of frameworks; a framework whose imports are not installed cannot be run
+for name in (  # imports of frameworks, as far as they are installed
     "accelerate",
     "aiohttp",
     "datasets",
@@ -46,4 +46,4 @@ for name in (  # imports of frameworks; a framework whose imports are not instal
 for plugin in entry_points(group="pytest11"):
     plugin.load()
 
-gc.freeze()  # else pytest has all this collected at the end of each run, which takes half a second
+gc.freeze()  # otherwise pytest's garbage collection takes half a second more in each run

@@ -9,12 +9,12 @@ from adapters.frameworks import LISTED
 from tests.pools import apart
 
 OF_FRAMEWORKS = {*LISTED} - {"skyrl"}
-"""Markers of modules whose ranks load a framework that ranks of other modules must not load."""
+"""The markers of test modules whose ranks load a framework that no other module's ranks may."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def fork_server_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
-    """A framework's ranks are not forked from a process that has another one's stubs."""
+    """Give each framework's ranks a fork server that has no other framework's stubs."""
     is_of_one = any(mark.name in OF_FRAMEWORKS for mark in request.node.iter_markers())
     with apart() if is_of_one else nullcontext():
         yield
@@ -22,6 +22,6 @@ def fork_server_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def other_release() -> Iterator[None]:
-    """The test's ranks and those of later tests are not forked from the same process."""
+    """Use another fork server for the ranks of this test, and the previous one afterwards."""
     with apart():
         yield

@@ -1,4 +1,4 @@
-"""Jobs of a framework on cases of the corpus, and how far off its weights are."""
+"""Jobs for frameworks on cases of the corpus, and the errors of the observed weights."""
 
 import math
 from importlib.util import find_spec
@@ -36,7 +36,7 @@ def require(name: str) -> None:
 
 
 def needs(name: str) -> pytest.MarkDecorator:
-    """The mark that skips such a test."""
+    """The mark that skips a test if the package of a framework or an engine is not installed."""
     missing = name in NEEDED and find_spec(NEEDED[name]) is None
     return pytest.mark.skipif(missing, reason=f"{NEEDED.get(name)} is not installed")
 
@@ -85,7 +85,7 @@ def gradient(given: Job, weights: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def weights_error(outcome: object, given: Job, conventions: Conventions) -> float:
-    """The largest error of a weight of any step on any rank; infinite if one is no number."""
+    """The largest error of a weight in any step on any rank; infinite if a weight is NaN."""
     assert isinstance(outcome, Ran), outcome
     errors = [
         largest_error(

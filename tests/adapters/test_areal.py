@@ -37,7 +37,7 @@ def megatron() -> Iterator[RankPool]:
 
 
 def job(case: str = MASKED.name, layout: str = TWO, objective: Objective = Objective.POLICY) -> Job:
-    """A mean over tokens, as all of AReaL's are."""
+    """A job of `token_mean`, the only mode of this version of AReaL."""
     return steps.job(case, Mode.TOKEN_MEAN, layout, objective)
 
 
@@ -52,7 +52,7 @@ def test_a_critic_on_megatron_compares_values_of_a_slice_with_returns_of_the_row
 
 
 def test_a_router_adds_its_losses_to_no_later_job(megatron: RankPool) -> None:
-    """Jobs of a world share engines, once even the engine of a mixture of experts."""
+    """Jobs of a world share engines; once they also shared the engine of a mixture of experts."""
     plain = job(layout="dp1-cp1-mb2-thd")
     router = megatron.run(replace(plain, objective=Objective.ROUTER))
     later = megatron.run(plain)
@@ -102,7 +102,7 @@ def test_prompts_of_unequal_size_were_compared_across_their_bounds(
 @pytest.mark.processes
 @pytest.mark.parametrize("engine", ["fsdp2", "megatron"])
 def test_cispo_is_looked_at_where_a_version_has_it(tmp_path: Path, engine: str) -> None:
-    """On Megatron, 2.0.0 reads more of mbridge than 1.0.4 does."""
+    """CISPO is new in 2.0.0, which on Megatron reads more attributes of mbridge than 1.0.4."""
     source, layout = f"--source={clone('areal')}@v2.0.0", "--layout=dp1-cp1-mb2-thd"
     chosen = "--adapter=areal", f"--engine={engine}", source, layout
     process = command.start(tmp_path, *chosen, "--checks=off_policy", "-k", "cispo and token_mean")

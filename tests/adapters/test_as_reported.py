@@ -28,14 +28,14 @@ DISTRIBUTIONS = {"liger": "liger-kernel", "unsloth": "unsloth_zoo"}
 
 
 class Selection(NamedTuple):
-    """A committed report, and the findings of it that are made again."""
+    """A committed report, and the selection of its findings that are made again."""
 
     report: str
     layouts: tuple[str, ...]
-    """Ends of ids."""
+    """Layouts, with which the ids of the selected findings end."""
 
     parts: tuple[str, ...] = ("/",)
-    """Parts of ids, checks or cases; a finding has one of them."""
+    """Parts of ids, such as checks or cases; the id of a selected finding contains one of them."""
 
     marks: tuple[pytest.MarkDecorator, ...] = ()
 
@@ -106,11 +106,11 @@ class Commit(NamedTuple):
 
 
 COMMITS = tuple(Commit(**entry) for entry in TABLE["commit"])
-"""The oldest commits that the pages call driven, and some that changed the result of a step."""
+"""The oldest commits that the pages call driven, and commits that changed the result of a step."""
 
 
 def source(report: Report) -> list[str]:
-    """The option for the version of a report; the test is skipped if that is not available."""
+    """The option for a report's version; the test is skipped if that version is not available."""
     of = report.source
     if of.kind == "pypi":
         return [f"--source=pypi:{of.version}"]

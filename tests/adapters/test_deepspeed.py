@@ -1,4 +1,4 @@
-"""DeepSpeed, imported where not everything can be written."""
+"""DeepSpeed can be imported if the user's cache cannot be written."""
 
 import os
 from pathlib import Path

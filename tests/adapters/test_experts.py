@@ -36,7 +36,7 @@ def test_a_probe_of_experts_is_one_that_megatron_reduces_by_itself() -> None:
 def test_an_expert_gets_the_gradients_of_other_ranks_where_its_own_are_not_contiguous(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As if the other rank's gradients were 1, and this one had no token: its loss is 0."""
+    """The other rank's gradients are 1, and this rank has no token, so its loss is 0."""
     pytest.importorskip("megatron.core")
     from megatron.core import mpu
     from megatron.core.tensor_parallel import mappings

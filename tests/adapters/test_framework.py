@@ -61,7 +61,7 @@ def job(layout: str = "dp1-cp1-mb2-thd", objective: Objective = Objective.POLICY
 
 
 def described(*missing: str, default: Callable[[str], object] = {}.get) -> Description:
-    """The description of a version without some options."""
+    """The description of a version that lacks the options ``missing``."""
     return RECORD.description(
         lambda settings: not {*settings} & {*missing}, (), default, stubs=("ray",)
     )
@@ -308,7 +308,7 @@ norm = 1.0
 
 @pytest.fixture
 def record_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], RecordFile]:
-    """A file with such a text, beside a package of its own."""
+    """A function that writes a record's text to a file in a new package."""
 
     def written(text: str) -> RecordFile:
         package = tmp_path / f"{tmp_path.name}_{len(text)}"

@@ -170,7 +170,7 @@ def test_what_stands_beside_the_policy_loss_is_sampled_where_modes_are_offered()
 
 
 def test_every_sample_is_a_rollout_where_rollouts_are_unknown() -> None:
-    """11 samples cannot be two micro-batches of one size, and are no whole prompts any more."""
+    """11 samples cannot be split evenly, and as single rollouts they form no whole prompts."""
     given = job("unequal_groups", Mode.SAMPLE_MEAN)
     [step] = driving.single_sample_job(given).steps
 

@@ -79,7 +79,7 @@ def test_context_parallel_ranks_hold_chunks_from_both_ends() -> None:
 
 
 def words_of(given: Job) -> tuple[str, ...]:
-    """The words of a recipe of a job."""
+    """The command-line words of a recipe that asks for a job."""
     from adapters.megatron_lm.driving import words  # imports transformers
 
     return tuple(words(MEGATRON_LM.settings(given)))
@@ -162,9 +162,9 @@ class TestReal:
     def test_losses_of_a_router_have_their_coefficients_whoever_has_the_experts(
         self, pool: RankPool, option: str
     ) -> None:
-        """With a loss per token Megatron-Core counts prompts and padding: 144 for 35 tokens.
+        """With a loss per token, Megatron-Core also counts prompts and padding: 144, not 35 tokens.
 
-        Jobs of the policy loss, whose models have no such losses, come before and after.
+        Jobs of the policy loss run before and after; their models have no router.
         """
         policy = job(layout=ONE_BY_ONE + option, mode=Mode.SAMPLE_MEAN)
         before = weights(pool, policy)
@@ -211,7 +211,7 @@ class TestReal:
 
 
 class TestRelease:
-    """The newest release, which lacks what the main branch has."""
+    """The newest release, which lacks the main branch's placeholders for failed rollouts."""
 
     pytestmark = needs_megatron_lm
 

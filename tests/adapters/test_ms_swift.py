@@ -42,7 +42,7 @@ job = partial(steps.job, case=CASE, layout=PACKED)
 
 
 def test_ranks_that_share_sequences_generate_apart_and_train_together() -> None:
-    """ms-swift multiplies the micro-batches that a user asks for by the number of these ranks."""
+    """ms-swift multiplies the configured number of micro-batches by the number of these ranks."""
     schedule = generating(job(layout=SHARED))
 
     assert (schedule.ranks, schedule.micro_batches, schedule.micro_batch_size) == (2, 1, 4)
@@ -161,7 +161,7 @@ class TestReal:
     def test_generation_that_processes_do_not_divide_is_refused_on_megatron(
         self, other_release: None
     ) -> None:
-        """Arguments that pass validation fail an assertion in the first step."""
+        """The arguments pass validation, but the first step fails an assertion."""
         given = job(mode=Mode.TOKEN_MEAN, layout="dp1-cp2-mb1-thd", case="unequal_groups")
         with RankPool(MsSwiftMegatronAdapter(), None, 2) as pool:
             outcome = pool.run(given)

@@ -1,4 +1,4 @@
-"""The parts of the example framework that the suite cannot see from outside."""
+"""The parts of `native`, the example framework, that runs of the suite do not test."""
 
 from collections.abc import Iterator
 
@@ -76,7 +76,7 @@ def session_pool() -> Iterator[RankPool]:
 
 @pytest.mark.usefixtures("other_release")
 def test_ranks_of_another_release_leave_those_of_the_session_alive(session_pool: RankPool) -> None:
-    """A suite in the same process once lost its ranks when their fork server ended."""
+    """A suite in the same process once lost its ranks when the other fork server ended."""
     with RankPool(NativeAdapter(), None, 1) as pool:
         assert isinstance(pool.run(PLAIN), Ran)
     assert isinstance(session_pool.run(PLAIN), Ran)

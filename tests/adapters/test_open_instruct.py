@@ -65,7 +65,7 @@ def test_a_step_that_no_length_of_rows_cuts_is_unsupported() -> None:
 
 
 class Cispo(OpenInstructAdapter):
-    """Trains every job with the other policy loss."""
+    """Trains every job with CISPO, the framework's other policy loss."""
 
     framework = replace(OPEN_INSTRUCT, always={**OPEN_INSTRUCT.always, "loss_fn": "cispo"})
 
@@ -123,9 +123,9 @@ class TestReal:
         assert weights[mask & ~lost] == pytest.approx(0.5 / (mask.sum() - 1), rel=1e-6)
 
     def test_masks_of_sequences_are_of_packed_rows(self) -> None:
-        """Its documents drop the third sample, whose mean ratio is exp(-0.75 / 2), below 0.7.
+        """Documents say that the third sample is dropped: its mean ratio is exp(-0.75 / 2) < 0.7.
 
-        In its row ten tokens have a mean log-ratio of -0.175, by which all of them are multiplied.
+        Instead, the ten tokens of its packed row are all multiplied by one factor, exp(-0.175).
         """
         given = job(layout=ONE, objective=Objective.SEQUENCE_MASKED)
         outcome = trained_alone(MaskingSequences(), given, COMMIT)

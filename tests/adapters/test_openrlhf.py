@@ -1,4 +1,4 @@
-"""OpenRLHF's real code on the real DeepSpeed engine: what is left by runs, and an older version."""
+"""OpenRLHF's real code on the real DeepSpeed engine: leftovers of runs, and an older version."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_nothing_is_left_and_two_runs_have_the_same_report(
 
 @pytest.mark.processes
 def test_older_version_has_one_mode_and_does_not_count_what_is_dropped(tmp_path: Path) -> None:
-    """Each source needs processes of its own."""
+    """The run starts processes of its own, as another source would need them."""
     options = ("--source=pypi:0.10.4", "--checks=weights,rejection", "--layout=dp2-cp1-mb2-bshd")
     cases = ("-k", "odd_groups or rejected_tokens")
     process = command.start(tmp_path, "--adapter=openrlhf", *options, *cases)

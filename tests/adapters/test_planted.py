@@ -47,7 +47,7 @@ PLANTS = [Plant(**one) for one in table("adapters/planted.toml")["plant"]]
 
 
 def without_effect(record: Framework, option: str) -> Framework:
-    """The record with CISPO's loss chosen by an option, or a mean over samples if there is none."""
+    """The record in which the option chooses CISPO or, without off-policy losses, `sample_mean`."""
     plain = record.objectives.get(Objective.OFF_POLICY)
     if plain is None:
         return replace(record, modes={**record.modes, "fifth": (Mode.SAMPLE_MEAN, {option: True})})
@@ -56,7 +56,7 @@ def without_effect(record: Framework, option: str) -> Framework:
 
 
 def planted(plant: Plant) -> type[Adapter]:
-    """The framework's adapter with a record that knows the option as one of a loss or a mode."""
+    """The framework's adapter with a record in which the option chooses a loss or a mode."""
     base = registry.adapter_classes(plant.framework)[plant.engine]
     before: Any = base.framework
     record = without_effect(before, plant.option)

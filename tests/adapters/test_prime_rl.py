@@ -33,8 +33,8 @@ COMMIT = "559b44772e471d1538537b8805cc77f3824a5e64"
 CLONE = Path(os.environ.get(command.SOURCES, "")) / "prime_rl"
 
 OTHER_ORCHESTRATORS = ("02bdca2e4", "7f7771388", "07e6bec87", "d1046b876")
-"""Commits of March, with a function of all rewards; of June, with one of rollouts; of July and
-August, with algorithms."""
+"""Commits that compute advantages in three ways: by a function of all rewards (March), by a
+function of rollouts (June), and by algorithms (July and August)."""
 
 BY_TOKENS = "dp2-cp1-mbtokens-thd"
 
@@ -45,19 +45,19 @@ pool = pool_of(PrimeRLAdapter, 4, COMMIT)
 
 
 def description() -> Description:
-    """The description of prime-rl that judges need: its conventions."""
+    """The part of prime-rl's description that judges need: the conventions."""
     return Description(declared=PRIME_RL.conventions)
 
 
 def job(
     case: str = MASKED.name, layout: str = BY_TOKENS, objective: Objective = Objective.POLICY
 ) -> Job:
-    """A mean over tokens, as all of prime-rl's are."""
+    """A job of `token_mean`, prime-rl's only mode."""
     return steps.job(case, Mode.TOKEN_MEAN, layout, objective)
 
 
 def test_default_loss_off_policy_has_its_documented_derivative(pool: RankPool) -> None:
-    """-A r + 2 kl_tau log r, and probabilities that move too little for the trust region."""
+    """It is -A r + 2 kl_tau log r: probabilities move too little for the trust region to mask."""
     given = job(objective=Objective.OFF_POLICY)
     outcome = trained(pool, given)
 
@@ -75,7 +75,7 @@ def test_default_loss_off_policy_has_its_documented_derivative(pool: RankPool) -
 
 
 def test_copies_that_fill_up_ranks_are_told_from_samples(pool: RankPool) -> None:
-    """One sample for two ranks: the other has a copy of it in which no token is trained."""
+    """Two ranks have one sample; the second rank gets a copy of it in which no token is trained."""
     given = job("worked_example")
     outcome = pool.run(given)
 

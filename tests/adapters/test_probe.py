@@ -70,7 +70,7 @@ def test_advantages_are_signed_powers_of_two() -> None:
 
 
 def test_repeated_rows_are_counted_in_the_pass_that_holds_them() -> None:
-    """Steps of two samples and of one; the first is repeated in the last two passes."""
+    """The first step has two samples, the first of which comes twice more in the last pass."""
     two = Step.of([Sample(prompt_length=2, loss_mask=[1, 0], group=0) for _ in range(2)])
     one = step_of([1])
     batch = ProbedBatch((two, one))

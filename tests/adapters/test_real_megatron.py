@@ -1,6 +1,6 @@
 """Versions, depths and dtypes of slime and miles that no committed report covers.
 
-They need clones of the two, as neither is on a package index.
+The tests need clones of both frameworks, as neither is on a package index.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ EMPTY_SAMPLES_COUNT = {
 
 
 TELLING = "fully_masked or nine_samples or one_token or split_groups or two_steps or uneven_lengths"
-"""Further cases, which distinguish the modes."""
+"""Cases that distinguish the modes, with some of `EMPTY_SAMPLES_COUNT`."""
 
 
 def run(
@@ -59,7 +59,7 @@ def cases(report: Report, mode: str, *verdicts: str) -> set[str]:
 
 
 def empty_samples(report: Report) -> set[str]:
-    """The telling cases, except those whose rollouts this version does not support."""
+    """The cases of `EMPTY_SAMPLES_COUNT` that this version trains in `token_mean`."""
     return EMPTY_SAMPLES_COUNT & cases(report, "token_mean", "conforms", "mismatch")
 
 
@@ -90,7 +90,7 @@ def test_older_versions_have_their_modes_and_weigh_as_known(
 
 
 def test_first_commit_of_slime_2090_divides_prompt_mean_by_the_group_size(tmp_path: Path) -> None:
-    """Its second commit, "normalize prompt_mean by prompt count", fixed that."""
+    """The pull request's second commit, "normalize prompt_mean by prompt count", fixed that."""
     cases = "prompt_mean and odd_groups"
     report = run(tmp_path, "slime", "bd9714414", *LAYOUTS, cases=cases, subjects="[weights/")
 
@@ -138,8 +138,8 @@ def test_parameters_in_bfloat16_conform_within_their_bound(
 @pytest.mark.parametrize(
     ("adapter", "ref"),
     [
-        ("slime", "9c909a445"),  # functions are given the state of parallelism, until 1442
-        ("miles", "2b5b7fc1f"),  # of May 2026, before it moved modules of rollouts and logits
+        ("slime", "9c909a445"),  # before pull request 1442: functions get the parallel state
+        ("miles", "2b5b7fc1f"),  # May 2026, before modules of rollouts and logits were moved
     ],
 )
 def test_versions_with_modules_elsewhere_are_driven(tmp_path: Path, adapter: str, ref: str) -> None:
@@ -164,7 +164,7 @@ def test_experts_that_ranks_share_have_the_weights_of_any_parameter(
 
 
 def replayed(tmp_path: Path, adapter: str, *layouts: str) -> dict[str, str]:
-    """The verdict on each layout where tokens need the experts that their rollouts chose."""
+    """The verdict on each layout if tokens must get the experts that their rollouts chose."""
     asked = [f"--layout={layout}+routing_replay" for layout in layouts]
     asked += ["--engine=megatron", "--modes=sample_mean"]
 
@@ -181,7 +181,7 @@ def test_tokens_get_the_experts_of_their_rollouts(tmp_path: Path, adapter: str) 
 
 
 def test_rows_of_miles_get_the_experts_of_other_tokens_if_they_are_several(tmp_path: Path) -> None:
-    """miles flattens rows first, and Megatron-Core's router tokens first (pull request 3146)."""
+    """miles orders tokens by row, Megatron-Core's router by position first (pull request 3146)."""
     found = replayed(tmp_path, "miles", "dp1-cp1-mb2-bshd", "dp1-cp1-mb8-bshd")
 
     assert found == {

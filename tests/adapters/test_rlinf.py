@@ -44,7 +44,7 @@ pool = pool_of(RlinfFsdpAdapter, 2, RELEASE)
 
 
 def summed(case: str, layout: str, objective: Objective = Objective.POLICY) -> Job:
-    """A job of `seq-mean-token-sum`, which does not depend on how a step is cut."""
+    """A job of `seq-mean-token-sum`, whose weights do not depend on how a step is cut."""
     given = steps.job(case, Mode.SAMPLE_MEAN, layout, objective)
     return replace(given, aggregation=Aggregation(Mode.CONSTANT, 1.0))
 
@@ -92,7 +92,7 @@ class TestRealActor:
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
     def test_samples_are_dealt_by_rlinfs_balancing(self, pool: RankPool) -> None:
-        """By length: each rank gets four of eight samples, and rank 0 not the first four."""
+        """Samples are dealt by length: four of eight to each rank, not the first four to rank 0."""
         outcome = trained(pool, given := summed("uneven_lengths", "dp2-cp1-mb2-bshd+balance_data"))
 
         dealt = steps.dealt(outcome, given)
@@ -117,7 +117,7 @@ class TestRealActor:
 
     @pytest.mark.parametrize("layout", ["dp2-cp1-mb1-bshd", "dp2-cp1-mb2-bshd"])
     def test_policy_and_value_head_share_a_gradient(self, pool: RankPool, layout: str) -> None:
-        """It is w · (-A) + w / 2 · 2 (0 - R), with w = 1 / (N · M_i), however rows are cut."""
+        """The gradient is w · (-A) + w / 2 · 2 (0 - R), with w = 1 / (N · M_i), for any cut."""
         given = steps.job("unequal_shards", Mode.SAMPLE_MEAN, layout, Objective.WITH_VALUE)
 
         [weights] = trained(pool, given).observations[0].token_weights
@@ -183,7 +183,7 @@ class TestMended:
     def test_a_correction_is_truncated_from_above(
         self, other_release: None, ref: str, is_right: bool
     ) -> None:
-        """Before, it was truncated from below, and the loss had the ratio to the rollout policy."""
+        """Before the fix, it was truncated from below, and the loss's ratio was to the rollouts."""
         adapter = RlinfFsdpAdapter()
         source = version_of(adapter, ref)
         given = summed("uneven_lengths", "dp1-cp1-mb1-bshd", Objective.TIS_TOKEN)

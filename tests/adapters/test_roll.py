@@ -45,7 +45,7 @@ megatron = pool_of(RollMegatronAdapter, 2, COMMIT)
 
 
 def job(case: str = MASKED.name) -> Job:
-    """A job in ROLL's own mode."""
+    """A job of `sample_mean`, ROLL's default mode."""
     return steps.job(case, Mode.SAMPLE_MEAN, TWO)
 
 

@@ -21,7 +21,7 @@ LAYER, CAPACITY = 1, 16
 
 
 def entries(ids: "torch.Tensor", chosen: "torch.Tensor") -> tuple[list[object], list[int]]:
-    """The ids that got their own experts, and the probe's entries that are read for them."""
+    """The ids of tokens that got their own experts, and the entries of the probe that are read."""
     router = replay.ReplayingRouter(LAYER)
     router.compute_topk = lambda scores, topk: (scores[:, :topk], chosen.unsqueeze(1))
 
@@ -44,7 +44,7 @@ def test_a_token_whose_position_has_the_expert_of_another_is_not_read() -> None:
 
 
 def test_rows_are_routed_token_by_token_as_megatron_core_does() -> None:
-    """Its hidden states are [tokens, rows], whatever the order of a framework's ids."""
+    """Megatron-Core's hidden states are [tokens, rows], though a framework's ids may not be."""
     ids = torch.tensor([[4, 5], [8, 9]])
 
     assert entries(ids, replay.expert_of(ids.T.flatten(), LAYER))[1] == [5, 6, 9, 10]

@@ -1,7 +1,7 @@
 """No adapter scales what it observed: a wrong factor can only come from the framework.
 
 `scaling.toml` accounts for every product and quotient in the adapters' code. `native` is left out:
-it is a framework of its own, and its reduction is what is observed.
+its module also contains the framework, so its products and quotients are the observed reduction.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SCALING_FUNCTIONS = {"div", "divide", "mul", "multiply", "prod", "mean", "averag
 
 
 def scalings(code: str) -> Iterator[tuple[str, str]]:
-    """Every multiplication and division, after the function that contains it."""
+    """Yields each multiplication or division with the name of the function that contains it."""
 
     def visit(node: ast.AST, scope: tuple[str, ...]) -> Iterator[tuple[str, str]]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -34,7 +34,7 @@ PLAIN = "weights/ or (metric/ and not rejection)"
 """The policy loss alone: its weights and its log."""
 
 TELLING = ("uneven_lengths", "fully_masked_sample", "short_responses", "split_groups", "two_steps")
-"""Cases that tell the modes apart; all of them are run by the first command of the README."""
+"""Cases that distinguish the modes; the first command of the README runs all cases."""
 
 OF_TELLING = f"({' or '.join(f'/{case}/' for case in TELLING)})"
 
@@ -188,7 +188,7 @@ def test_run_is_stopped_where_micro_batches_that_only_pad_are_taken_for_others(
 
 @cache
 def process_of(engine: str) -> ProcessPoolExecutor:
-    """A process for functions that load an engine, as an imported SkyRL cannot be unloaded."""
+    """A process for functions that load one engine, as an imported SkyRL cannot be unloaded."""
     return ProcessPoolExecutor(1, mp_context=command.warm_context())
 
 

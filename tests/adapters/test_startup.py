@@ -1,6 +1,6 @@
-"""Configurations of slime's toy: which are refused, at startup or later, and which are not.
+"""Configurations of slime's toy: some are refused, at startup or later, and the others are trained.
 
-Those of slime and miles themselves are in their committed reports (`test_as_reported`).
+Configurations of slime and miles themselves are in committed reports (`test_as_reported`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def expected(mode: str, divisor: float | None = None) -> np.ndarray[Any, Any]:
 
 
 def test_toy_refuses_what_is_wrong_and_trains_what_is_right(tmp_path: Path) -> None:
-    """In all configurations of the corpus, and with faulty data and logs."""
+    """This holds for all configurations of the corpus, and for faulty data and logs."""
     layouts, inputs = ["dp1-cp1-mb2-thd"], "arguments. or boundary_ or logging/"
     found = find(tmp_path, checkout(tmp_path / "slime"), layouts, "dp1", subjects=inputs)
 

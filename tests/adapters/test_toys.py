@@ -1,6 +1,6 @@
 """The adapter of slime, end to end on a toy of it: right and broken.
 
-The real code of slime and miles is run where clones of them are (`test_real_megatron`).
+If there are clones of slime and miles, `test_real_megatron` runs their real code.
 """
 
 from collections.abc import Sequence
@@ -110,7 +110,7 @@ def test_toy_that_declines_an_ordinary_step_is_listed_with_its_words(tmp_path: P
 
 
 def test_toy_that_raises_before_its_train_step_crashes(tmp_path: Path) -> None:
-    """A user's trainer, which calls the actor, crashes too: here at the log of the rollouts."""
+    """The toy raises while it logs the rollouts, which would crash a user's trainer as well."""
     rollout_metrics = 'names = ("advantages", "log_probs", "returns")'
     edit = Edit("lineage.py", rollout_metrics, "names = (torch.cat(data['groups']),)")
     source = checkout(tmp_path / "slime", edit)
@@ -138,7 +138,7 @@ LACKING = {
 
 @pytest.mark.thorough
 def test_all_that_can_be_trained_conforms(tmp_path: Path) -> None:
-    """An assumption about denominators is advice if tokens are rejected."""
+    """If tokens are rejected, the assumed mask of denominators gives advice."""
     source, subjects = checkout(tmp_path / "slime"), OBJECTIVES
     cases = "fully_masked_sample or rejected_tokens or rejected_group"
     found = find(tmp_path, source, ["dp2-cp2-mb2-thd"], cases, subjects=subjects)
@@ -161,7 +161,7 @@ def test_all_that_can_be_trained_conforms(tmp_path: Path) -> None:
 
 
 class Mistake(NamedTuple):
-    """Edits of a toy, a finding that they make wrong, and the beginning of its name."""
+    """Edits of a toy, a finding that they make wrong, and the beginning of the mistake's name."""
 
     finding: str
     name: str

@@ -28,7 +28,7 @@ DECLARED = {
     **GRPO.conventions,
     "kl_estimator": Documented(DivergenceEstimator.K3_BY_RATIO, ESTIMATOR),
 }
-"""The conventions that the adapter declares of TRL 1.16.0."""
+"""The conventions that the adapter declares for TRL 1.16.0."""
 
 weights_error = partial(steps.weights_error, conventions=conventions_of(DECLARED))
 PLAIN, ONE_RANK = "dp2-cp1-mb2-bshd", "dp1-cp1-mb2-bshd"
@@ -41,7 +41,7 @@ ddp = pool_of(TrlDdpAdapter, 2)
 
 
 def description() -> Description:
-    """The description of TRL that judges need: its conventions."""
+    """The part of TRL's description that judges need: the conventions."""
     return Description(declared=DECLARED)
 
 
@@ -127,7 +127,7 @@ class TestReal:
     def test_policy_loss_that_is_logged_apart_is_divided_by_micro_batches(
         self, ddp: RankPool
     ) -> None:
-        """`dapo` adds up to the mean over micro-batches, and TRL logs their average."""
+        """Micro-batches have shares of `dapo`'s loss to be summed, but TRL logs their average."""
         given = replace(job(), configuration=Configuration(entropy=True))
         outcome = trained(ddp, given)
 

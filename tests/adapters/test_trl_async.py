@@ -44,7 +44,7 @@ def active_ids(given: Job) -> list[NDArray[np.int64]]:
 
 
 def test_ranks_have_whole_prompts_however_many_samples(pool: RankPool) -> None:
-    """The longest of four prompts is as costly for attention as the others together."""
+    """One prompt costs attention as much as the other three, so one rank has only that prompt."""
     given = job()
     outcome = trained(pool, given)
 
@@ -74,7 +74,7 @@ def test_samples_of_a_prompt_share_it_up_to_its_last_token() -> None:
 def test_logged_diagnostics_are_means_of_micro_batches(
     pool: RankPool, layout: str, cuts: tuple[slice, ...]
 ) -> None:
-    """Entropy and clip ratio, over the tokens of all ranks."""
+    """Each micro-batch's mean of entropies or clipped tokens is over the tokens of all ranks."""
     given = job(layout=layout, objective=Objective.OFF_POLICY)
     outcome = pool.run(given)
     signs = np.sign([advantages[0] for advantages in batch_of(given).advantages])

@@ -41,7 +41,7 @@ class LigerOf(LigerAdapter):
 
 
 class UnslothOf(UnslothAdapter):
-    """Runs every job with further settings; the loss takes other attributes from TRL's trainer."""
+    """Runs every job with further settings; `vespo` also gets a function of TRL's trainer."""
 
     def __init__(self, **more: Any) -> None:
         self.more = more

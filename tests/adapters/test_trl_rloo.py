@@ -48,7 +48,7 @@ class OtherSettings(TrlRlooAdapter):
 
 
 def step(*lengths: int, truncated: Sequence[int] = ()) -> Step:
-    """A step of whole completions in pairs, and of some that are truncated."""
+    """A step of completions in pairs of one prompt; those at ``truncated`` are masked whole."""
     return Step.of(
         [
             Sample(
@@ -65,7 +65,7 @@ UNEVEN = step(1, 2, 3, 5, 8, 13, 4, 7)
 
 
 def job(*of_steps: Step, layout: str = PLAIN, objective: Objective = Objective.POLICY) -> Job:
-    """Steps in which the tokens of a sample are summed."""
+    """A job in which the token losses of a sample are summed."""
     return job_of(
         *(of_steps or (UNEVEN,)),
         aggregation=ADDED_UP,
@@ -75,7 +75,7 @@ def job(*of_steps: Step, layout: str = PLAIN, objective: Objective = Objective.P
 
 
 def description() -> Description:
-    """The description of the trainer that judges need: its conventions."""
+    """The part of the trainer's description that judges need: the conventions."""
     return Description(declared=RLOO.conventions)
 
 
@@ -85,7 +85,7 @@ def batch_of(given: Job) -> ProbedBatch:
 
 
 def of_samples(given: Job, values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The value of each sample's first token; all tokens of a sample share one value."""
+    """The value of each sample's last token; all tokens of a sample have the same value."""
     [only] = given.steps
     ends = np.cumsum(only.response_lengths)
     assert all(np.ptp(one) == 0 for one in np.split(values, ends[:-1]))
@@ -150,7 +150,7 @@ def test_advantages_are_normalised_over_a_generation() -> None:
 
 
 def test_logged_entropy_is_a_mean_of_micro_batches(pool: RankPool) -> None:
-    """Each is a mean over the tokens of a micro-batch on all ranks, however many it has."""
+    """Micro-batches of 11 and 32 tokens, on all ranks, have the same weight in the mean."""
     given = job(layout=SPLIT)
     outcome = trained(pool, given)
 

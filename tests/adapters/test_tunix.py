@@ -63,7 +63,7 @@ def test_no_response_is_longer_than_the_width_that_sums_are_divided_by() -> None
 
 
 class OtherMode(TunixAdapter):
-    """Trains every job in a mode of the same weights as another one."""
+    """Trains jobs of `constant` with L = 1 in the other mode that has these weights."""
 
     framework = replace(
         TUNIX, modes={"constant": ("constant:1", {"loss_agg_mode": "sequence-mean-token-sum-norm"})}
@@ -88,7 +88,7 @@ class TestReal:
         assert weights_error(pool.run(given), given) <= weight_bound("float32")
 
     def test_divisor_that_no_option_sets_is_the_number_of_samples(self) -> None:
-        """`sequence-mean-token-sum-norm` has a `norm`, by default the samples with tokens."""
+        """By default, `sequence-mean-token-sum-norm` divides by the samples with active tokens."""
         given = with_divisor(TWO, 1.0)
         with RankPool(OtherMode(), None, 2) as other:
             outcome = other.run(given)
@@ -103,7 +103,7 @@ class TestReal:
         assert held.any(axis=1).all()
 
     def test_gradient_of_micro_batches_is_the_mean_of_their_means(self, pool: RankPool) -> None:
-        """0.1.7 has no `token-mean` of a step that is accumulated."""
+        """0.1.7 averages the gradients of micro-batches, in `token-mean` too."""
         given = job(mode=Mode.TOKEN_MEAN, layout="dp1-cp1-mb2-bshd")
         outcome = trained(pool, given)
 

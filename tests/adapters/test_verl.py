@@ -43,12 +43,12 @@ on_megatron = pytest.mark.parametrize(
 
 
 def of_constant(divisor: float) -> Job:
-    """A step that is divided by its samples and a constant."""
+    """A job of `constant` with this divisor."""
     return replace(job(), aggregation=Aggregation(Mode.CONSTANT, divisor))
 
 
 def test_mini_batch_is_counted_in_prompts_of_several_samples() -> None:
-    """Prompts have equally many samples; otherwise each sample would be a prompt of its own."""
+    """If prompts have unequal numbers of samples, each sample is given as a prompt of its own."""
     even = FSDP.settings(job("uneven_lengths", layout="dp2-cp1-mb1-thd"))
     uneven = FSDP.settings(job("nine_samples", layout="dp1-cp1-mb1-thd"))
 
@@ -125,7 +125,7 @@ def test_nothing_else_is_looked_at_where_counts_are_cut(case: str, objective: Ob
 
 
 def test_process_groups_end_with_their_world(pool: RankPool) -> None:
-    """Their threads poll: with many worlds, they kept a rank busier than its steps did.
+    """Threads of process groups poll: with many worlds, they kept a rank busier than its steps.
 
     Groups of the first worlds may stay until garbage is collected. A grid of Megatron has two dozen
     groups.
@@ -140,7 +140,7 @@ def test_process_groups_end_with_their_world(pool: RankPool) -> None:
 
 
 def test_world_is_entered_again_with_groups_of_its_own() -> None:
-    """torch remembers how sharded tensors are reduced, with the mesh of a world that has ended.
+    """torch caches how sharded tensors are reduced, even with the mesh of a world that has ended.
 
     Groups are identified by numbers, and the second world has fewer groups than the first.
     """
@@ -170,7 +170,7 @@ def tell_steps_apart() -> None:
 
 
 def test_verl_finds_no_trl() -> None:
-    """It patches TRL's value heads before it makes a model, and newer releases have none there."""
+    """verl patches TRL's value heads before it makes a model, but newer TRL releases lack them."""
     assert command.fork(find_no_trl) == 0
 
 

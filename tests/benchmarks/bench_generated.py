@@ -6,7 +6,7 @@ from reference.aggregation import Mode
 from tests.benchmarks import bench_suite
 
 EXAMPLES = 25
-"""For each mode and layout."""
+"""The number of generated steps for each mode and layout."""
 
 CHECK_SPECS = {"native": NativeAdapter, "skyrl": SkyRLFsdpAdapter}
 

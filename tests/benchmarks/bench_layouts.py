@@ -22,20 +22,20 @@ MEGABYTE = 1 << 20
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of a number of ranks: seconds of all, memory and files of a typical one."""
+    """The cost of a number of ranks: seconds for all ranks, memory and files of a median rank."""
 
     to_start: float
     to_meet: float
     finding: float
     memory: float
-    """Bytes of its own, without memory that it shares with the process that it was forked from."""
+    """Bytes of a rank, without the memory that it shares with the process it was forked from."""
 
     files: float
     """Open files, including connections to other ranks."""
 
 
 def main() -> None:
-    """Print a row for each size; worlds are gloo's."""
+    """Print a row for each number of ranks, over gloo."""
     print("layouts: ranks  s to start  ms to make a world  ms a finding  MB a rank  files a rank")
     for size in SIZES:
         cost = measure(size)
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def measure(size: int) -> Cost:
-    """Run one step of `token_mean`, again and again, on eight context-parallel ranks or fewer."""
+    """Run one step of `token_mean` several times, on at most eight context-parallel ranks."""
     cp = min(size, 8)
     job = Job(
         steps=CASE.steps,

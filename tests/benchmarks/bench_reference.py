@@ -16,7 +16,7 @@ LONGEST = 32_768
 REPETITIONS = 5
 
 TOOL_USERS = 8
-"""One sample in so many alternates between trained turns and masked tool output."""
+"""One sample in this number alternates between trained turns and masked tool output."""
 
 
 def main() -> None:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def weights(step: Step) -> NDArray[np.float64]:
-    """One step's weights, from masks without cached counts."""
+    """The weights of a step, computed from masks without cached counts."""
     step.__dict__.pop("active_tokens", None)
     return sample_weights(step, Aggregation(Mode.PROMPT_MEAN))
 
@@ -66,7 +66,7 @@ def build(lengths: NDArray[np.int64]) -> Step:
 
 
 def seconds(call: Callable[[], object]) -> float:
-    """Shortest of several runs."""
+    """The shortest time of several calls."""
     times = []
     for _ in range(REPETITIONS):
         start = time.perf_counter()

@@ -28,7 +28,7 @@ FOUR_RANKS = [f"--layout={layout}" for layout in SlimeAdapter().layouts() if lay
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """One run of the suite; times in seconds, ``inside`` that of the slowest ranks."""
+    """The times of a run of the suite in seconds; ``inside`` is that of the slowest ranks."""
 
     findings: int
     to_start: float
@@ -36,13 +36,13 @@ class Timing:
     inside: float
 
     def print(self, name: str, where: str = "") -> None:
-        """Its ratio of wall time to time inside."""
+        """Print the ratio of wall time to the time in the framework's own code."""
         print(f"suite: {self.findings} findings on {name}{where} in {self.to_run:.1f} s")
         print(f"  wall time / time in {name}'s own code: {self.to_run / self.inside:.2f}")
 
 
 def main() -> None:
-    """Print the ratios, and for releases the time to start against one plain import."""
+    """Print the ratios; for releases also the ratio of the time to start to one plain import."""
     for name, (package, source) in RELEASES.items():
         if importlib.util.find_spec(package) is None:
             print(f"suite: {name} was not run: {package} is not installed")
@@ -74,7 +74,7 @@ def run(adapter: str, *arguments: str) -> Timing:
 
 
 def import_seconds(name: str, source: str | None) -> float:
-    """Time in which a fresh interpreter imports a framework's trainer and worker."""
+    """The seconds that a fresh interpreter takes to import a framework's trainer and worker."""
     load = (
         "from conformance.sources.source import resolve; from conformance.runs import registry;"
         f" adapter = registry.create({name!r}); adapter.load(resolve(adapter, {source!r}).path)"

@@ -178,7 +178,7 @@ def test_what_no_mistake_explains_is_paired_by_its_pattern() -> None:
 
 
 def test_causes_are_those_of_the_findings_that_are_chosen(tmp_path: Path) -> None:
-    """Findings that a filter leaves out were made nevertheless."""
+    """The finding that the filter leaves out shows another mistake, and does not count."""
     logged = wrong("metric/token_mean/a/dp1-cp2-mb1-thd", EMPTY)
     for name, first in (("old", wrong(A, CP)), ("new", right(A, CP))):
         write(report(first, logged), tmp_path / name)
@@ -211,7 +211,7 @@ def test_causes_of_one_version_with_the_same_words_are_told_once_with_all_findin
 
 
 def test_a_cause_with_another_name_is_the_same_if_its_findings_are() -> None:
-    """Its name may follow from findings that one report lacks."""
+    """A cause may be named after findings that one of the reports lacks."""
     finding, clues = wrong(A, CP)
     told = finding.model_copy(update={"diagnosis": Diagnosis(name=CP, explanation="")})
     one = report((told, clues))

@@ -43,7 +43,7 @@ def clues(given: Given, *of_ranks: np.ndarray) -> Clues:
 
 
 def explanations(given: Given, *of_ranks: np.ndarray) -> list[list[set[str]]]:
-    """The explanations without the term, which is the same everywhere."""
+    """The explanations, as names without their prefix ``policy_loss/``."""
     return [
         [{name.removeprefix("policy_loss/") for name in part} for part in parts]
         for parts in clues(given, *of_ranks).explanations
@@ -66,7 +66,7 @@ def test_what_is_right_excludes_what_would_show_and_nothing_else() -> None:
 
 
 def test_what_is_within_the_bound_of_what_was_observed_is_not_excluded() -> None:
-    """One token too many among ten thousand: a logged mean over them is right within its bound."""
+    """Counting one token too many among ten thousand changes a logged mean less than its bound."""
     step = Step.of([Sample(prompt_length=1, loss_mask=[1] * 9999, group=0), EMPTY])
     job = replace(combined.JOB, steps=(step,), aggregation=Aggregation(Mode.TOKEN_MEAN))
     job = replace(job, objective=Objective.POLICY)
@@ -80,7 +80,7 @@ def test_what_is_within_the_bound_of_what_was_observed_is_not_excluded() -> None
 
 
 def right_log(held: list[int]) -> Clues:
-    """The clues of a right log of three samples of two tokens, held by a first and second slice."""
+    """The clues of a right log of three samples of two tokens; ``held`` has the slice of each."""
     step = step_of([1, 1], [1, 1], [1, 1])
     job = replace(
         combined.JOB,
@@ -105,7 +105,7 @@ def right_log(held: list[int]) -> Clues:
 
 
 def test_a_right_log_excludes_lost_tokens_only_where_a_slice_cuts_a_response() -> None:
-    """A slice that begins with a response may lose the end of a prompt instead."""
+    """If a slice begins between two responses, the token that it loses may be a prompt's."""
     lost = "policy_loss/first_of_slices_left_out"
 
     assert lost in right_log([0, 0, 0, 1, 1, 1]).excluded
@@ -129,7 +129,7 @@ def test_wrong_weights_exclude_the_mistakes_that_do_not_explain_them() -> None:
 
 
 def test_a_factor_may_be_there_twice() -> None:
-    """If dp is 1, cp may be dp · cp."""
+    """As dp is 1, each factor of cp may also be one of dp · cp."""
     factor = {"multiplied_by_cp", "multiplied_by_dp_cp"}
 
     assert [factor, factor] in explanations(CP_4, CP_4.weights * 16)
@@ -154,7 +154,7 @@ def test_tokens_may_be_lost_on_top_of_a_mistake() -> None:
 
 
 def test_every_rank_and_step_rules_out_explanations() -> None:
-    """A factor of 2 on each of two ranks and slices, except on one rank that is right."""
+    """All ranks of dp 2 and cp 2 are wrong by a factor of 2; then three of the four are right."""
     given = Given(layout=Layout(dp=2, cp=2), forward_pass_of_token=SLICED)
     weights = given.weights
 
@@ -184,7 +184,7 @@ def test_what_no_known_mistake_explains_excludes_none(scale: float) -> None:
 
 
 def test_empty_samples_may_count_a_token_more_as_all_others_do() -> None:
-    """Ten active tokens in four of five samples."""
+    """The ten active tokens are in four of the five samples."""
     for counted in (14, 15):
         found = explanations(CP_4, CP_4.weights * 10 / counted)
         assert any("tokens_per_sample_miscounted" in part for [part, *_] in found)
@@ -229,7 +229,7 @@ def test_terms_have_mistakes_of_their_own() -> None:
 
 
 def test_a_factor_may_come_on_top_of_what_looks_like_another_factor() -> None:
-    """One of two samples is empty: leaving it out of the units doubles the weights."""
+    """One of two samples is empty: if units exclude the empty sample, weights double."""
     step = Step.of([Sample(prompt_length=1, loss_mask=[1, 1, 1], group=0), EMPTY])
     given = Given(mode=Mode.SAMPLE_MEAN, steps=(step,), layout=Layout(cp=4))
     found = explanations(given, given.weights * 2 / 4)
@@ -241,10 +241,10 @@ def test_a_factor_may_come_on_top_of_what_looks_like_another_factor() -> None:
 
 
 def filled_up(metric: Metric, how: AuxiliaryAggregation | None) -> LossTerm:
-    """A term of a step with one micro-batch of three rows on a rank, and three on another.
+    """A term of a step: the first rank has one micro-batch of three rows, the second has three.
 
-    Two rows of the latter repeat a sample, one in its first micro-batch and one on its own. Of two
-    context-parallel ranks, the first has every other token.
+    Two rows of the second rank repeat a sample: one in its first micro-batch, and one alone. Each
+    rank is two context-parallel ranks, the first of which has every other token.
     """
     passes = np.where(np.stack([EVEN, ~EVEN]), FILLED_UP[:, np.newaxis], -1).reshape(4, 14)
     given = Given(layout=Layout(dp=2, cp=2), forward_pass_of_token=passes.astype(np.int32))
@@ -258,7 +258,7 @@ BY_TOKENS_OF_MICRO_BATCHES = AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN
 BY_ROWS_OF_MICRO_BATCHES = AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN
 
 OF_EQUAL_ROWS = 2 * np.repeat([3 * 2, 3 * 1, 1, 3 * 2 * 4, 3 * 2 * 3], [3, 1, 2, 5, 3])
-"""Two ranks of one micro-batch of three rows, and of three of two: denominators of tokens."""
+"""The denominators of tokens if the ranks' micro-batches are one of 3 rows, and three of 2."""
 
 
 @pytest.mark.parametrize(
@@ -275,7 +275,7 @@ OF_EQUAL_ROWS = 2 * np.repeat([3 * 2, 3 * 1, 1, 3 * 2 * 4, 3 * 2 * 3], [3, 1, 2,
 def test_repeated_samples_and_padding_may_both_be_counted(
     how: AuxiliaryAggregation, denominators: np.ndarray, other: str
 ) -> None:
-    """Means over three micro-batches of each rank, or over as many rows as its largest has."""
+    """Each rank's mean is over three micro-batches, or over rows as many as its largest has."""
     term = filled_up(Metric.KL, how)
     observed = term.factors * ACTIVE / denominators
 
@@ -287,7 +287,7 @@ def test_repeated_samples_and_padding_may_both_be_counted(
 
 
 def test_each_term_of_a_logged_loss_may_have_two_mistakes() -> None:
-    """The entropy is one context-parallel rank's, and its mean counts a micro-batch of copies."""
+    """The entropy lacks one context-parallel rank, and its mean counts a micro-batch of copies."""
     policy = filled_up(Metric.POLICY_LOSS, None)
     entropy = filled_up(Metric.ENTROPY, BY_TOKENS_OF_MICRO_BATCHES)
     kl = filled_up(Metric.KL, BY_ROWS_OF_MICRO_BATCHES)
@@ -315,10 +315,10 @@ def test_each_term_of_a_logged_loss_may_have_two_mistakes() -> None:
 TEN_SAMPLES = Step.of([Sample(prompt_length=1, loss_mask=[1], group=i) for i in range(10)])
 
 IN_FOURS = np.array([[0] * 4 + [1] * 4 + [2] * 2], np.int32)
-"""The last two of ten samples of a token are a micro-batch on their own."""
+"""The micro-batches of ten samples, of one token each: four, four and two samples."""
 
 IN_THIRDS = np.repeat([1 / 12, 1 / 6], [8, 2])
-"""Weights if micro-batches of 4, 4 and 2, which are to weigh 4, 4 and 2 tenths, weigh a third."""
+"""Weights if the micro-batches of 4, 4 and 2 weigh 1/3 each instead of 0.4, 0.4 and 0.2."""
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_inactive_tokens_that_weigh_hide_no_other_mistake() -> None:
 
 
 def test_what_only_lost_tokens_would_show_is_not_named_besides_them() -> None:
-    """As in ms-swift, which moves tokens: a count of kept tokens changes only the first sample."""
+    """As in ms-swift: a count of kept tokens would change only the first sample, which is lost."""
     of_original = Conventions(denominator_mask=DenominatorMask.ORIGINAL)
     given = Given(mode=Mode.SAMPLE_MEAN, steps=(REJECTED,), conventions=of_original)
     observed = given.weights.copy()
@@ -398,7 +398,7 @@ def test_losing_half_of_equal_weights_halves_the_rate_and_turns_by_45_degrees() 
 
 
 def test_large_steps_say_what_small_ones_do() -> None:
-    """Five thousand tokens in two samples, four thousand of them active, on two slices."""
+    """Two samples have five thousand tokens, four thousand of them active, on two slices."""
     step = step_of([1] * 3000 + [0] * 1000, [1] * 1000, groups=[0, 1])
     passes = np.where(np.arange(5000) % 2 == np.arange(2)[:, None], 0, -1).astype(np.int32)
     given = Given(

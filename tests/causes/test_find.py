@@ -117,7 +117,7 @@ def test_a_right_finding_limits_a_mistake_to_a_condition() -> None:
 
 
 def test_what_a_mistake_needs_is_its_condition_and_makes_it_likelier_than_a_common_one() -> None:
-    """Only steps of fewer tokens than ranks can be wrong, and no finding has to show that."""
+    """By definition, clamped shares show only in steps with fewer tokens than ranks."""
     fewer = "where there are fewer active tokens than data-parallel ranks"
     clamped, per_rank = (
         f"policy_loss/{name}" for name in ("shares_of_ranks_clamped", "denominators_per_rank")
@@ -147,7 +147,7 @@ def test_a_condition_has_two_facts_where_one_would_contradict_what_is_right() ->
 
 
 def test_terms_of_the_loss_that_are_logged_wrongly_are_one_cause() -> None:
-    """One line of code logs the loss and its terms, and another one logs the diagnostics."""
+    """One line of code logs the loss and its terms; another line logs the diagnostics."""
     shares = "shares_averaged_by_tokens"
 
     def logged(metric: str, make: Callable[..., Said]) -> Said:
@@ -161,7 +161,7 @@ def test_terms_of_the_loss_that_are_logged_wrongly_are_one_cause() -> None:
 
 
 def test_all_logged_numbers_of_the_loss_are_one_cause_if_those_of_rollouts_are_right() -> None:
-    """As in ROLL: logged sums are divided by a wrong number, and other numbers are means."""
+    """As in ROLL: logged sums have a wrong divisor; numbers that are means are right."""
     windows, metrics = "windows_counted_by_samples", ("clip_fraction", "policy_kl", "kl")
 
     def logged(slug: str, term: str, make: Callable[..., Said]) -> Said:
@@ -206,7 +206,7 @@ def test_two_mistakes_of_one_finding_are_those_of_findings_that_have_one_each() 
 
 
 def test_what_is_wrong_unless_tokens_are_rejected_before_they_are_counted_is_one_cause() -> None:
-    """As in ROLL, which counts after rejection only if ratios to the old policy are not 1."""
+    """As in ROLL, which counts before rejection unless ratios to the old policy differ from 1."""
     counted, where = "sample_units_counted", "sample_mean/a/dp1-cp1-mb2-thd"
     policy, rejected = f"policy_loss/{counted}", ["where tokens are rejected"]
 
@@ -445,7 +445,7 @@ LOST, SPLIT = "policy_loss/tokens_lost", "where a prompt group is in several mic
             [(of_untrained("weights/token_mean/b/dp1-cp1-mb2-thd"), Clues(terms=["policy_loss"]))],
             (),
         ),
-        # one of three right findings is no reason to name the fact that it lacks
+        # a fact that only one of three right findings lacks is not named
         (
             [
                 right("weights/token_mean/b/dp1-cp1-mb2-thd"),
@@ -454,7 +454,7 @@ LOST, SPLIT = "policy_loss/tokens_lost", "where a prompt group is in several mic
             ],
             (),
         ),
-        # a fact that a finding lacks is no condition
+        # lacking a fact, here context parallelism, is not a condition
         ([right("weights/token_mean/b/dp1-cp2-mb2-thd", facts=[SPLIT])], ()),
     ],
 )
@@ -466,7 +466,7 @@ def test_what_nothing_predicts_has_a_condition_if_it_halves_what_is_right(
 
 
 def test_a_condition_that_only_describes_does_not_decide_between_mistakes() -> None:
-    """If two are read off the same finding, the one that is more common explains it."""
+    """If two mistakes have the same evidence, the more common one explains the finding."""
     rarer, commoner = sorted((LOST, "policy_loss/tokens_miscounted"), key=_commonness, reverse=True)
     said = [
         wrong("weights/token_mean/a/dp1-cp1-mb2-thd", rarer, commoner),
@@ -687,7 +687,7 @@ def test_diagnostics_are_told_from_logged_losses() -> None:
 
 
 def test_a_fact_that_implies_another_does_not_hide_it() -> None:
-    """A step whose samples are masked whole has empty samples, and a right one has neither."""
+    """Fully masked samples are also empty samples; the right step has samples of neither kind."""
     implied = "where a sample has no active token"
     facts = [implied, "where all tokens of a sample are masked"]
     failed, clues = crashed("weights/token_mean/a/dp1-cp1-mb1-thd", 7, "ZeroDivisionError: 1 / 0")
@@ -700,7 +700,7 @@ def test_a_fact_that_implies_another_does_not_hide_it() -> None:
 
 
 def test_given_advantages_say_nothing_of_computed_ones() -> None:
-    """Gradients after rejection have nothing to do with statistics of rewards."""
+    """Findings of `rejection` have given advantages, so they show nothing about rewards."""
     rejected = "where some samples of a prompt are rejected"
     split = "where a prompt group is in several micro-batches"
     said = Finding(
@@ -753,7 +753,7 @@ def test_what_a_layout_alone_decides_is_known_of_a_step_that_crashed() -> None:
     [
         ("dp1-cp1-mb1-bshd", True),  # a row for each sample
         ("dp1-cp1-mb2-thd", False),
-        ("dp2-cp1-mb2-thd", True),  # the first two of four samples, which are masked
+        ("dp2-cp1-mb2-thd", True),  # the first micro-batch: two masked samples
         ("dp2-cp1-mb2-bshd+masked_truncation", False),
     ],
 )
@@ -788,7 +788,7 @@ def suspected(line: int) -> CauseTrace:
 
 
 def test_estimators_that_add_up_rewards_are_one_condition() -> None:
-    """One example is verl's lost rewards: estimators that compare a prompt's rewards keep them."""
+    """One example is verl's lost rewards, which estimators over a prompt's rewards do not lose."""
     lost = "policy_loss/reward_at_a_masked_token_lost"
     names = ("gae", "penalised_gae", "reinforce_pp")
     [(name, condition, count)] = named(
@@ -822,7 +822,7 @@ def test_what_no_mistake_explains_is_told_by_its_line() -> None:
 
 
 def test_causes_that_one_line_tells_are_one() -> None:
-    """A gradient and a logged number that no known mistake explains, with one line for both."""
+    """No known mistake explains a gradient and a logged number, but both have the same line."""
     names = (
         "weights/token_mean/odd_groups/dp1-cp1-mb1-bshd",
         "metric.entropy/token_mean/odd_groups/dp1-cp2-mb1-bshd",
@@ -840,7 +840,7 @@ def test_causes_that_one_line_tells_are_one() -> None:
 
 
 def test_numbers_that_nothing_explains_are_one_cause_for_each_kind_of_number() -> None:
-    """One example is a sum that includes masked tokens, a different number in each step."""
+    """One example is a sum that includes masked tokens, which differs from step to step."""
     metric, entropy = ("metric", "metric.entropy")
     ids = (f"{metric}/token_mean/a/dp1-cp1-mb1-thd", f"{metric}/token_mean/b/dp1-cp1-mb1-thd")
     several = [
@@ -864,7 +864,7 @@ def reported(number: int) -> Diagnosis:
 
 
 def test_what_no_mistake_explains_is_a_part_of_the_one_at_its_line() -> None:
-    """One example is verl's ranks that are not reduced, and one odd batch of them."""
+    """One example is verl's gradients that are not reduced: one batch of them fits no mistake."""
     said = [
         wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP),
         wrong("weights/token_mean/b/dp1-cp2-mb2-thd"),
@@ -883,7 +883,7 @@ def test_what_no_mistake_explains_is_a_part_of_the_one_at_its_line() -> None:
 
 
 def test_a_finding_that_was_traced_for_another_cause_tells_less() -> None:
-    """The first finding has both mistakes, and its trace shows the one that it was traced for."""
+    """One finding has both mistakes; its trace is used for the mistake without other findings."""
     both, alone = (
         f"weights/{mode}/odd_groups/dp1-cp1-mb1-bshd" for mode in ("constant", "token_mean")
     )

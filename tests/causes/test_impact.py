@@ -1,6 +1,6 @@
 """The impact of causes at the size of a production step, by numbers worked out by hand.
 
-The production step has 512 samples with 453,819 active tokens, and 5 samples have none of them. It
+The production step has 512 samples with 453,819 active tokens; 5 of the samples are empty. It
 is cut into 8 ranks of 8 micro-batches.
 """
 
@@ -52,7 +52,7 @@ def said_of(*said: Said) -> str:
             "not_divided",
             "too large by the divisor that is missing, such as the number of tokens of a step",
         ),
-        # each rank has 64 samples, so their mean is right, or a mean of it is taken twice
+        # each rank has 64 samples, so a mean of the ranks' means is right
         ("weights/sample_mean/a/dp2-cp1-mb1-thd", "denominators_per_rank", ""),
         # neither the lost tokens nor the size of a term besides the policy loss can be predicted
         ("weights/token_mean/a/dp2-cp1-mb1-thd", "tokens_lost", ""),
@@ -83,7 +83,7 @@ def test_what_is_measured_on_the_production_step_comes_before_any_prediction() -
 
 
 def test_nothing_is_said_of_a_batch_that_the_production_step_is_not() -> None:
-    """Its prompt groups have one size, and the mistake shows only if groups differ in size."""
+    """The production step's groups have one size; the mistake shows only if sizes differ."""
     uneven = "where prompt groups differ in size"
     merged = "policy_loss/groups_merged"
     identity = "advantages.group_normalised/token_mean/{}/dp1-cp1-mb1-thd"

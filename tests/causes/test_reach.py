@@ -133,7 +133,7 @@ def test_several_losses_without_a_common_option_reach_those_who_set_one_of_them(
 
 
 def test_no_loss_is_picked_where_another_is_the_default() -> None:
-    """One example is ms-swift's misaligned log-probabilities, whatever the loss_type."""
+    """One example is ms-swift, whose log-probabilities are misaligned with any loss_type."""
     [cause] = found(
         wrong("weights/token_mean/a/dp1-cp2-mb2-thd", EMPTY),
         wrong("weights/sample_mean/a/dp1-cp2-mb2-thd", EMPTY),
@@ -153,7 +153,7 @@ def test_given_advantages_do_not_show_that_an_estimators_option_is_needed() -> N
 
 
 def test_a_rare_fact_of_all_cases_of_a_check_is_no_condition() -> None:
-    """One example is AReaL's crash of a critic with context parallelism, on any batch."""
+    """One example is AReaL, where a critic with context parallelism crashes on any batch."""
     [cause] = found(
         wrong("other_losses.value/sample_mean/a/dp1-cp2-mb2-thd", EMPTY, facts=[EMPTY_SAMPLE]),
         right("other_losses.value/sample_mean/a/dp1-cp1-mb2-thd", EMPTY, facts=[EMPTY_SAMPLE]),

@@ -1,4 +1,4 @@
-"""Cells of a plan, and functions that answer their jobs in the place of ranks."""
+"""Cells of a plan, and a function that answers their jobs instead of ranks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +21,7 @@ ONE_RANK = Layout()
 def cell(
     case: str, layout: Layout = ONE_RANK, mode: Mode = Mode.TOKEN_MEAN, check: str = "weights"
 ) -> MatrixCell:
-    """A whole step of a case of the corpus."""
+    """The matrix cell of a case of the corpus, at depth `step`."""
     return MatrixCell(
         aggregation=CASES[case].aggregation(mode),
         case=CASES[case],
@@ -34,7 +34,7 @@ def cell(
 def answered(
     run: Callable[[Job], object], adapter: NativeAdapter | None = None, **described: Any
 ) -> SharedJobs:
-    """Jobs that a function answers, for `native` with another description."""
+    """Shared jobs that ``run`` answers, for an adapter whose description has other fields."""
     driven = adapter or NativeAdapter()
     description = replace(driven.describe(), **described)
     pool = SimpleNamespace(adapter=driven, description=description, run=run, is_running=False)

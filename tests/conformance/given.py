@@ -40,7 +40,7 @@ REJECTED = Step.of(
         Sample(prompt_length=1, loss_mask=[0], group=3, rollout=4),
     ]
 )
-"""The same, where the first and third sample had a token more each, with one that had none."""
+"""`STEP`, whose first and third sample each lost a token to rejection, and an empty sample."""
 
 ALL = slice(None)
 
@@ -55,7 +55,7 @@ def passes(*of_ranks: Sequence[tuple[slice, int]]) -> NDArray[np.int32]:
 
 
 BY_SAMPLE = passes([(slice(4), 0), (slice(4, 6), 1)], [(slice(6, 11), 0), (slice(11, 14), 1)])
-"""Two ranks: the first two samples, the third; the fourth, the last."""
+"""Two ranks of two micro-batches: samples 0 and 1, then 2; sample 3, then 4."""
 
 SLICED = passes(
     [(slice(0, 4, 2), 0), (slice(4, 6), 1)],
@@ -63,20 +63,20 @@ SLICED = passes(
     [(slice(6, 9), 0), (slice(11, 12), 1)],
     [(slice(9, 11), 0), (slice(12, 14), 1)],
 )
-"""The same on two context-parallel ranks each."""
+"""The same micro-batches, each cut over two context-parallel ranks."""
 
 SCATTERED = passes(
     [(slice(3), 0), (slice(4, 6), 0), (slice(3, 4), 1)], [(slice(6, 11), 0), (slice(11, 14), 1)]
 )
-"""Two ranks: the first sample with the third, and the second; the fourth, and the last."""
+"""Two ranks of two micro-batches: samples 0 and 2, then 1; sample 3, then 4."""
 
 UNEVEN = passes([(slice(3), 0), (slice(3, 4), 1), (slice(4, 6), 2)], [(slice(6, 14), 0)])
-"""Two ranks of three micro-batches and of one."""
+"""Two ranks: the first has three micro-batches, the second has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """Token weights of the last of some steps, as if a framework had returned them."""
+    """The steps of a job, whose last step's weights are judged as if a framework returned them."""
 
     mode: Mode = Mode.TOKEN_MEAN
     steps: tuple[Step, ...] = (STEP,)
@@ -113,7 +113,7 @@ class Given:
         explains: bool = True,
         **observed: Any,
     ) -> Judgement:
-        """The judgement of the ranks' observations, of weights and of more."""
+        """The judgement of observations with these weights of ranks, and with other fields."""
         before = [self._context(step_index).expected for step_index in range(len(self.steps) - 1)]
         seen = (
             [()] * len(of_ranks)
@@ -141,7 +141,7 @@ class Given:
 
 
 FILLED_UP = passes([(slice(6), 0)], [(slice(6, 11), 0), (slice(11, 14), 1)])
-"""Two ranks: the first three samples in one micro-batch; the fourth, and the last."""
+"""Two ranks: the first has samples 0 to 2 in one micro-batch; the second has 3, then 4."""
 
 ROWS = np.array([[3, 0, 0], [2, 1, 1]], np.int32)
-"""Their rows, and two that repeat a sample: one beside the fourth sample, and one on its own."""
+"""The rows of each pass of `FILLED_UP`, and two copies: beside sample 3, and in a third pass."""

@@ -74,7 +74,7 @@ def finding_of(
 
 
 def pictured(case: str, given: Given, observed: NDArray[np.float64]) -> Finding:
-    """Weights as they were judged, with the picture that a run would keep."""
+    """A finding on wrong weights, with the picture that a run would keep."""
     return finding_of(
         case,
         mode=given.mode,
@@ -92,7 +92,7 @@ def pictured(case: str, given: Given, observed: NDArray[np.float64]) -> Finding:
 
 
 def mistaken() -> Report:
-    """One finding for each thing that a picture or a finding may say."""
+    """A report with one finding for each thing that a picture or a finding may say."""
     weights = SAMPLES.weights
     second_rank = np.where(np.arange(len(weights)) >= 6, 2.0, 0.5)
     odd = np.array([1, 1, 0, -1, 0, 0, np.nan, np.nan, 1, 1, 0, 30, 30, 1]) * weights
@@ -132,7 +132,7 @@ def mistaken() -> Report:
 
 
 def hostile() -> Report:
-    """Every word that may come from a framework is an attack."""
+    """A report in which all text that may come from a framework is an attack."""
     return report_of(
         [
             finding_of(
@@ -153,7 +153,7 @@ def hostile() -> Report:
 
 
 def _boundless() -> Picture:
-    """Numbers that no run writes, but a file may hold."""
+    """A picture with numbers that no run writes, but that a file may contain."""
     runs = [Run(5, math.inf, math.nan, 0, None, None), Run(2, 1.0, -math.inf, 0, 1, 2)]
     samples = [
         PicturedSample(sample=number, group=0, tokens=9, runs=runs[:number]) for number in range(3)
@@ -162,7 +162,7 @@ def _boundless() -> Picture:
 
 
 def many(count: int) -> Report:
-    """A number of wrong findings of eight samples each, no two with the same picture."""
+    """A report of ``count`` wrong findings of eight samples each, all with different pictures."""
     first = pictured("case", SLICES, 2 * SLICES.weights)
     layouts = [replace(SLICES.layout, micro_batches=1 + number) for number in range(100)]
     return report_of(
@@ -220,7 +220,7 @@ def traced() -> Report:
 
 
 class Page(HTMLParser):
-    """Elements with their attributes, the text of cells, and what scripts and styles hold."""
+    """A page's elements with their attributes, the text of cells, and scripts and styles."""
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -250,7 +250,7 @@ class Page(HTMLParser):
 
     @property
     def counts(self) -> list[str]:
-        """The counts in cells in which anything was run."""
+        """The counts in cells of findings that were run."""
         return [" ".join(words) for kind, words in self.cells if kind in ("right", "wrong")]
 
     def links(self) -> list[str]:

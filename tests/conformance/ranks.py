@@ -32,4 +32,4 @@ def is_alive(pid: int) -> bool:
 
 
 LIMIT = 4.0
-"""Seconds that a rank may take; a job that takes longer is given up soon after."""
+"""The time limit of a job in seconds; a job that takes longer is stopped soon after."""

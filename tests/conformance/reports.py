@@ -53,7 +53,7 @@ UNRULY = (
     "\x1b[31mred\x1b[0m\r\nsecond line\u2028third\x00",
     "long " * 2_000,
 )
-"""Text of frameworks that would do harm where it is shown."""
+"""Text of frameworks that would do harm if views did not escape it."""
 
 
 def words() -> SearchStrategy[str]:
@@ -66,7 +66,7 @@ Looked = tuple[tuple[Check, str | None], Mode, str, Layout]
 
 
 def looked() -> SearchStrategy[Looked]:
-    """One of a few choices: a subject of a check, a mode, a case and a layout."""
+    """A strategy for what a finding is about: a check, a mode, a case and a layout."""
     modes = st.sampled_from((Mode.TOKEN_MEAN, Mode.CONSTANT))
     subjects, cases, layouts = map(st.sampled_from, (CHECK_SPECS, CASES, LAYOUTS))
     return st.tuples(subjects, modes, cases, layouts)
@@ -112,7 +112,7 @@ def logged() -> SearchStrategy[Logged]:
 
 
 def pictures() -> SearchStrategy[Picture]:
-    """Wrong weights of a sample or two, of ranks known and unknown."""
+    """Pictures of at most two samples, whose ranks are known or unknown."""
     places = st.sampled_from((None, 0, 1))
     runs = st.builds(
         Run, st.integers(1, 3), st.just(0.5), st.sampled_from((None, 1.0)), places, places, places
@@ -171,7 +171,7 @@ def reports_of(draw: DrawFn, header: Header, what: Sequence[Looked]) -> Report:
 
 @st.composite
 def reports(draw: DrawFn) -> Report:
-    """A report of anything."""
+    """A report on any checks, modes, cases and layouts."""
     what = st.lists(looked(), max_size=12, unique=True)
     return draw(reports_of(draw(headers()), draw(what)))
 

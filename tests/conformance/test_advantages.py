@@ -49,7 +49,7 @@ from tests.jobs import job_of
 STEPS = tuple(
     step for case in CORPUS if case.name in ("long_prompts", "split_groups") for step in case.steps
 )
-"""Masks with holes; groups that are split over ranks: as two optimizer steps of one batch."""
+"""Two optimizer steps of one batch: one has masks with holes, one has groups split over ranks."""
 
 OF_IRREGULAR = {
     "groups_cut_into_runs",
@@ -72,7 +72,7 @@ PLACEMENT = BatchPlacement(
 
 SKIPS_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 SKIPPING = Conventions(of_returns=SKIPS_TOKENS, of_values=SKIPS_TOKENS)
-"""Masked tokens are skipped, and the reward may be at one of them."""
+"""The conventions by which returns skip masked tokens, although a reward may be at one."""
 
 
 def estimate(
@@ -139,7 +139,7 @@ WRONG = [
 def test_every_wrong_advantage_is_named_if_it_can_be_seen(
     objective: Objective, name: str, advantages: np.ndarray
 ) -> None:
-    """Some cannot: divergences of masked tokens in a sum over active ones, for example."""
+    """Some change no active token's advantage, such as divergences of masked tokens in a sum."""
     active = np.concatenate([step.mask for step in STEPS])
     right, judgement = estimate(objective), judged(objective, advantages)
 
@@ -170,19 +170,19 @@ def test_every_mistake_is_seen_somewhere_and_has_its_statement() -> None:
 @pytest.mark.parametrize(
     ("of_second", "together"),
     [
-        # Its last token has the reward, 2 - 0, and the one before 3/4 · 0 - 1 + 3/8 · 2.
+        # The second sample's last token has 2 - 0, the one before it 3/4 · 0 - 1 + 3/8 · 2.
         ([-0.25, 2.0], ()),
-        # Behind it is 0 - 2, so that its last token has 2 + 3/4 · 2 - 0 + 3/8 · -2.
+        # With padding behind it, of 0 - 2, the last token has 2 + 3/4 · 2 - 0 + 3/8 · -2.
         ([0.03125, 2.75], ("padding_bootstrapped",)),
     ],
 )
 def test_values_of_another_order_are_read_off_advantages(
     of_second: list[float], together: tuple[str, ...]
 ) -> None:
-    """Two samples of values 1, 0, 2 and 0, 1 have each other's.
+    """Two samples, with values 1, 0, 2 and 0, 1, get each other's values.
 
-    The first one's end has that of padding, 2. From its end on, it has advantages of 1 - 2,
-    3/4 · 2 - 1 + 3/8 · -1 and 3/4 · 1 - 0 + 3/8 · 1/8.
+    The first sample has a third value, that of padding, 2. From its last token back, its advantages
+    are 1 - 2, 3/4 · 2 - 1 + 3/8 · -1 and 3/4 · 1 - 0 + 3/8 · 1/8.
     """
     rollouts = Rollouts(
         rewards=np.array([1.0, 2.0]),
@@ -286,7 +286,7 @@ def test_every_estimator_is_looked_at() -> None:
 def test_errors_are_relative_to_what_a_mean_is_subtracted_from(
     rounding: float, verdict: Verdict
 ) -> None:
-    """The first advantage is near 0, so that its relative error is many times the bound."""
+    """The first advantage is near 0, so its error relative to itself is many times the bound."""
     right = estimate(Objective.GAE)
 
     assert judged(Objective.GAE, right.advantages + rounding * right.rounding).verdict is verdict
@@ -324,7 +324,7 @@ OPPOSITE = Conventions(
     missing_rewards=Missing.ZERO,
     deviation=Deviation.BIASED,
 )
-"""Other answers than the default ones."""
+"""The conventions whose answers all differ from the defaults."""
 
 
 def judged_of_case(right: Estimate, case: Case, advantages: np.ndarray) -> Judgement:
@@ -384,7 +384,7 @@ def test_every_mistake_is_seen_in_some_case() -> None:
 
 
 def by_squares(rewards: torch.Tensor) -> torch.Tensor:
-    """A variance as the mean of squares minus the square of the mean, of float32 numbers."""
+    """The variance of float32 numbers, from the mean of squares minus the square of the mean."""
     n = len(rewards)
     biased = (rewards**2).sum() / n - (rewards.sum() / n) ** 2
     return (biased * (n / (n - 1))).clamp(min=0)
@@ -420,7 +420,7 @@ def test_variance_that_float32_loses_is_named(objective: Objective, name: str) -
 
 @pytest.mark.parametrize(("right", "case"), PAIRS)
 def test_float32_statistics_are_within_the_bound(right: Estimate, case: Case) -> None:
-    """A mean and a deviation from it, by torch."""
+    """Advantages from float32 means and standard deviations of torch conform."""
     rewards, peers = torch.from_numpy(right.peers.rewards).float(), right.peers
     found = []
     for index in range(len(rewards)):
@@ -444,7 +444,7 @@ def deviation(rewards: torch.Tensor, conventions: EstimatorConventions) -> torch
 def by_torch(
     right: Estimate, reward: torch.Tensor, group: torch.Tensor, others: torch.Tensor
 ) -> float:
-    """The advantage of a reward."""
+    """The advantage of a reward, computed by torch in float32."""
     if not len(others):
         return float(reward) if right.conventions.lone is Lone.REWARD else 0.0
     epsilon = right.conventions.std_epsilon
@@ -479,7 +479,7 @@ def test_a_gradient_where_all_advantages_are_0_is_no_fault_of_ours() -> None:
 def test_no_irregular_rollouts_hide_a_mistake_by_rounding(
     objective: Objective,
 ) -> None:
-    """A difference of the squares of large rewards is off by more than itself."""
+    """The bound is small relative to a typical advantage, but less so for large rewards."""
     for case in IRREGULAR[objective]:
         of_case = estimate(objective, steps=case.steps)
         sizes = np.abs(of_case.advantages)

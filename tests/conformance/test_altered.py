@@ -59,7 +59,7 @@ def test_every_poison_is_in_the_batch_of_its_case(spec: CheckSpec) -> None:
     batch, plain = ProbedBatch.of(job), ProbedBatch.of(replace(job, poison=None))
     column = spec.law.poison.column
     tables = [
-        token_table(one, getattr(one, column)).double().numpy()  # of responses and elsewhere
+        token_table(one, getattr(one, column)).double().numpy()  # also tokens of prompts
         for one in (batch, plain)
     ]
     differs = ~np.isclose(*tables, equal_nan=True)
@@ -115,9 +115,9 @@ def judged(
     is_read: bool = True,
     **described: object,
 ) -> Judgement:
-    """The judgement on a trainer in which poison gives a masked token a weight, and logs a number.
+    """The judgement on a trainer in which poison changes a masked token's weight and the log.
 
-    Without poison the number is a mean of entropies, which other values move.
+    Without poison the logged number is the mean of entropies, and so depends on values of tokens.
     """
 
     def run(job: Job) -> Ran:

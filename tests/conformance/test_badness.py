@@ -1,4 +1,4 @@
-"""A factor r is as bad as 1 / r, wherever it is said or ordered how wrong something is."""
+"""A factor r is as bad as 1 / r wherever errors are shown or sorted."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -47,7 +47,7 @@ def weighed(factor: float) -> Judgement:
 
 
 def logged(factor: float) -> Judgement:
-    """The policy loss, in which advantages of both signs cancel."""
+    """The judgement of a logged policy loss, off by a factor; its advantages have both signs."""
     right = _logged(0.0).logged
     return _logged(factor * right.expected)
 
@@ -60,7 +60,7 @@ def _logged(value: float) -> Judgement:
 
 
 def off(factor: float) -> Finding:
-    """A finding whose every weight is multiplied by a factor."""
+    """A finding in which every weight is multiplied by a factor."""
     return wrong(
         largest_error(RIGHT * factor, RIGHT),
         agreement=agreement(RIGHT * factor, RIGHT),
@@ -99,7 +99,7 @@ def test_a_larger_factor_is_worse_on_either_side(one: float, more: float) -> Non
 
 
 def test_a_thousandth_is_worse_than_three_times_and_the_reverse_is_better(tmp_path: Path) -> None:
-    """The relative errors are 2 and 0.999."""
+    """The relative errors, 2 for three times and 0.999 for a thousandth, say the opposite."""
     thrice, thousandth = off(3.0), off(0.001)
 
     assert Change(thrice, thousandth).kind is ChangeKind.WORSE
@@ -170,7 +170,7 @@ def test_of_what_is_lost_the_larger_error_is_worse() -> None:
 
 
 def test_older_reports_are_compared_by_what_they_have() -> None:
-    """An error of 0.999 may be of weights that are nearly lost, or nearly doubled."""
+    """Without an agreement, an error of 0.999 may mean nearly lost or nearly doubled weights."""
     older, newer = wrong(0.999), wrong(0.999, agreement=0.001)
 
     assert Change(older, newer).kind is ChangeKind.SAME

@@ -117,7 +117,7 @@ def cells(*cases: str, layouts: Sequence[Layout] = (Layout(),)) -> list[MatrixCe
 
 @pytest.mark.parametrize("held", ["", "a", "ab", "abc", "abcdefghi"])
 def test_at_least_half_of_what_is_chosen_is_in_the_baseline(tmp_path: Path, held: str) -> None:
-    """It may have more: a baseline of the whole suite also serves for a part of it."""
+    """A baseline may have more findings: one of the whole suite also serves for a part of it."""
     refusal = gate(tmp_path, *map(finding, held)).refusal(cells(*"abcd"))
 
     if len(held) >= 2:
@@ -127,7 +127,7 @@ def test_at_least_half_of_what_is_chosen_is_in_the_baseline(tmp_path: Path, held
 
 
 def test_a_baseline_of_something_else_is_refused_with_what_it_lacks(tmp_path: Path) -> None:
-    """So is a baseline in which the same name stands for another value."""
+    """The baselines have findings of another layout, depth or case."""
     layouts = (Layout(dp=2), Layout(cp=2))
     deeper = finding("a").model_copy(update={"depth": Depth.LOSS})
     elsewhere = gate(tmp_path, finding("a")).refusal(cells("a", layouts=layouts))
@@ -140,7 +140,7 @@ def test_a_baseline_of_something_else_is_refused_with_what_it_lacks(tmp_path: Pa
 
 
 def test_every_kind_of_finding_is_found_again_in_its_own_report(tmp_path: Path) -> None:
-    """Findings of generated cases, of logs and of a divisor of one's own are among them."""
+    """The findings include generated cases, logs, and `constant` with a given divisor."""
     kinds = "uneven_lengths or generated or logging or poison or no_gradient or again"
     of_all = ("--layout=dp1-cp1-mb1-bshd", "--modes=constant:64,token_mean", "--examples=1")
     chosen = (*of_all, "-k", kinds)

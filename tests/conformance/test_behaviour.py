@@ -81,7 +81,7 @@ def test_what_only_the_changed_steps_have_is_named() -> None:
 def test_another_gradient_is_told_whatever_it_should_be(
     other: tuple[tuple[float, float], ...],
 ) -> None:
-    """Its size, its tokens' weights, or the number of optimizer steps."""
+    """The gradient's size, its tokens' weights, or the number of optimizer steps may differ."""
     found = BehaviourChange(OLD, version(gradients=other))
 
     assert next(said(found)) == "the gradient is another in 3 of 3 steps"
@@ -112,7 +112,7 @@ def test_a_difference_says_what_changed() -> None:
 
 
 def test_reports_without_behaviour_say_nothing() -> None:
-    """Reports of earlier versions."""
+    """Reports of earlier versions of this project have no behaviour."""
     findings = [one.model_copy(update={"behaviour": None}) for one in OLD.findings]
     without = OLD.model_copy(update={"findings": findings})
 

@@ -28,7 +28,7 @@ FACTORS = tuple(
 
 
 class Trainer:
-    """Divides by the tokens of the step before, or by twice its own."""
+    """Divides a step by the tokens of the step before it, or by twice the step's own tokens."""
 
     def __init__(self, *, is_stale: bool) -> None:
         self.description = SimpleNamespace(conventions=Conventions())
@@ -44,7 +44,7 @@ class Trainer:
 
 
 def causes() -> tuple[list[Cause], dict[str, Finding]]:
-    """A cause for each cell, of two factors that differ."""
+    """The causes of a report in which each cell's finding has another factor."""
     found = report(*(wrong(name, factor) for name, factor in zip(CELLS, FACTORS, strict=True)))
     assert len(found.causes) == len(CELLS)
     return found.causes, {one.id: one for one in found.findings}

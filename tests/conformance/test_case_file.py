@@ -41,7 +41,7 @@ def with_sample(**fields: Any) -> dict[str, Any]:
 
 
 def test_published_schema_is_up_to_date_and_describes_the_example() -> None:
-    """Renew it with `python -m conformance.corpus.case_file`."""
+    """`python -m conformance.corpus.case_file` writes the schema again."""
     published = (command.ROOT / "conformance" / "corpus" / "case.schema.json").read_text()
     schema = json.loads(published)
 

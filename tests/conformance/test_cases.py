@@ -1,4 +1,4 @@
-"""The corpus is what it says, and every case kills a mistake it is meant to catch."""
+"""The cases of the corpus have the properties that they name."""
 
 import math
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def test_every_case_runs_on_some_layout_and_every_layout_runs_most_cases(adapter
 
 
 def test_steps_of_few_samples_are_run_where_a_framework_fills_up() -> None:
-    """Two micro-batches of four ranks are eight; prime-rl packs copies that it does not train."""
+    """prime-rl fills up eight micro-batches of four ranks with copies that it does not train."""
     plan = Plan(layouts=(Layout.parse("dp4-cp1-mbtokens-thd"),), checks=frozenset({Check.WEIGHTS}))
     few = {*replace(plan, fills_up=True).cells()} - {*plan.cells()}
 
@@ -69,7 +69,7 @@ def test_divisor_cannot_be_taken_for_a_count(case: Case) -> None:
 
 @EVERY_CASE
 def test_advantages_at_masked_positions_are_not_zero(case: Case) -> None:
-    """As the ratio is 1, neither are losses."""
+    """As ratios are 1, losses at masked positions are then not zero either."""
     assert all(values.all() for values in ProbedBatch(case.steps).advantages)
 
 
@@ -134,7 +134,7 @@ def shards(step: Step, dp: int) -> list[list[int]]:
 
 
 def tokens_of_shards(step: Step, dp: int) -> list[int]:
-    """The number of active tokens on each data-parallel rank, where shards are equally large."""
+    """The number of active tokens on each data-parallel rank if shards have equal sizes."""
     return list(step.active_tokens.reshape(dp, -1).sum(axis=1).tolist())
 
 
@@ -226,7 +226,7 @@ def test_masked_stretches_lie_across_chunk_borders_between_active_tokens(cp: int
     assert set(step.prompt_lengths + step.response_lengths) == {32}
     for prompt, response in zip(step.prompt_lengths, step.responses, strict=True):
         mask = np.concatenate([np.zeros(prompt, np.bool_), step.mask[response]])
-        # A token may be held where it lies or where it is predicted, one position before.
+        # A rank may hold a token by its own position, or by the one before, which predicts it.
         crossed = [b for b in range(chunk, 32, chunk) if not mask[b - 1 : b + 2].any()]
         assert any(mask[:border].any() and mask[border:].any() for border in crossed)
 

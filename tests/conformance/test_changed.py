@@ -57,7 +57,7 @@ def path(tmp_path: Path) -> Path:
     [
         ([1, 2, 4], []),  # run on import
         ([8], [(8, 8)]),
-        ([9, 10, 13], []),  # says nothing
+        ([9, 10, 13], []),  # docstring and comments
         ([12], [(12, 12)]),
         ([15], [(15, 15)]),
         ([16], [(16, 16)]),

@@ -67,7 +67,7 @@ def test_crash_with_a_batch_that_is_never_made_is_advice() -> None:
 
 @pytest.mark.parametrize("case", ["uneven_lengths", "rejected_sample"])
 def test_crash_with_another_batch_is_one(case: str) -> None:
-    """It is the framework's own rejection that leaves a sample without active tokens."""
+    """Only the framework's own rejection may leave a sample without active tokens here."""
     assert crashing(case, NEVER_MADE).verdict is Verdict.CRASHED
 
 

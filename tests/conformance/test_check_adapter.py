@@ -1,4 +1,4 @@
-"""``check-adapter`` names the faults of an adapter, and no others."""
+"""``check-adapter`` names the faults of an adapter, and nothing that is right."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.tables import table
 
 
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
-    """The exit status and what is printed, on one line."""
+    """The exit status, and the output with all white space as single blanks."""
     status = cli.main(["check-adapter", *arguments])
     return status, " ".join(capsys.readouterr().out.split())
 
@@ -21,7 +21,7 @@ def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
 COMPLAINTS = {
     getattr(broken, adapter): said for adapter, said in table("conformance/complaints.toml").items()
 }
-"""The name of the complaint about each broken adapter, and words of it."""
+"""The name of the complaint about each broken adapter, and words of its message."""
 
 
 @pytest.mark.parametrize("adapter", COMPLAINTS, ids=lambda adapter: adapter.__name__)

@@ -43,7 +43,7 @@ def adapters(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, s
 def test_adapters_shows_what_can_be_checked_here_and_what_is_missing(
     capsys: pytest.CaptureFixture[str], names: Sequence[str]
 ) -> None:
-    """Lists the adapters that are named, or all."""
+    """The command lists the named adapters, or all adapters if none is named."""
     blocks = adapters(capsys, *names)
 
     assert re.search(r"source +installed 0\.3\.0", blocks["skyrl (engine fsdp)"])
@@ -191,7 +191,7 @@ def test_interrupting_a_command_is_quiet(
 
 
 class Full(io.StringIO):
-    """An output for which there is no room."""
+    """An output on a full disk."""
 
     def flush(self) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

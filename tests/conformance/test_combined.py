@@ -68,7 +68,7 @@ def test_what_is_not_finite_has_no_error() -> None:
 
 
 def logged(policy: float = 1.0, entropy: float = 1.0, kl: float = 1.0) -> Judgement | None:
-    """A loss in which each term has a factor."""
+    """The judgement of a logged loss in which each term is multiplied by a factor."""
     advantages = np.concatenate(BATCH.raw_advantages)
     entropies = np.array([0.5, 2.0, 1.0, 0.25])[np.concatenate(BATCH.responses) % 4]
     divergences = np.concatenate([-values for values in BATCH.reference_log_probs])
@@ -167,7 +167,7 @@ def test_rejected_tokens_without_a_gradient_weigh_in_no_term() -> None:
 
 @pytest.mark.parametrize("averaged", [1.0, 0.5])
 def test_mistakes_of_one_name_are_told_apart(averaged: float) -> None:
-    """No term is divided by its tokens, with an average over two ranks and without."""
+    """No term is divided by its tokens; gradients are averaged over two ranks, or not."""
     job = replace(JOB, layout=Layout(dp=2))
     dloss_dlogprob = BATCH.dloss_dlogprob - ENTROPY_COEFFICIENT + KL_COEFFICIENT
     gradient = averaged * dloss_dlogprob * STEP.mask

@@ -49,7 +49,7 @@ POOLED, MEANS = AuxiliaryAggregation.TOKEN_MEAN, AuxiliaryAggregation.MICRO_BATC
 
 STEP = step_of([1, 1], [1], [1])
 PASSES = np.array([0, 0, 0, 1])
-"""One rank has two micro-batches, of 3 tokens and of one."""
+"""One rank has two micro-batches, of three tokens and of one token."""
 
 
 def by_conventions(
@@ -69,7 +69,7 @@ def logged(
     layout: Layout = Layout(micro_batches=2),  # noqa: B008 - it is frozen
     passes: NDArray[np.int64] = PASSES[np.newaxis],
 ) -> Judgement:
-    """The judgement of a number that is logged with these weights of the tokens' quantities."""
+    """The judgement of a logged number in which the tokens' quantities have these weights."""
     spec = check_spec(slug)
     job = job_of(STEP, layout=layout, objective=spec.objective)
     assert spec.metric is not None
@@ -138,11 +138,11 @@ def test_logged_loss_is_the_one_that_is_trained() -> None:
 UNEVEN = Layout(dp=2, micro_batches="uneven")
 
 ON_TWO = np.array([[0, 0, 1, -1], [-1, -1, -1, 0]])
-"""Two ranks with tokens 0 to 2, in two passes, and token 3."""
+"""Two ranks: the first has tokens 0 to 2 in two passes, the second has token 3."""
 
 
 def test_padding_that_is_averaged_in_is_wrong_by_either_answer() -> None:
-    """The second rank is given a padding micro-batch, which is averaged in as a zero."""
+    """The second rank gets a padding micro-batch, which is averaged in as a zero."""
     padded = [1 / 8, 1 / 8, 1 / 4, 1 / 4]
     judgement = logged({"entropy": Assumed(MEANS)}, padded, layout=UNEVEN, passes=ON_TWO)
 
@@ -151,7 +151,7 @@ def test_padding_that_is_averaged_in_is_wrong_by_either_answer() -> None:
 
 
 def test_means_of_different_parts_are_one_cause() -> None:
-    """Means of micro-batches on one rank, and of two ranks."""
+    """One layout has a mean of micro-batches of one rank, the other a mean of two ranks."""
     declared = {"entropy": Documented(POOLED, "a page")}
     judgements = {
         "dp1-cp1-mb2-bshd": logged(declared, OF_MICRO_BATCHES),
@@ -187,7 +187,7 @@ def test_assumed_mean_of_means_may_be_pooled_in_training_too(weights: list[float
 
 
 SHARED = step_of([1, 1, 1], [1], [1, 1], groups=[0, 0, 1], rollouts=[0, 0, 1])
-"""Weights are 1/9, 1/3 and 1/6 if samples count, 1/8, 1/8 and 1/4 if rollouts do."""
+"""A step whose weights are 1/9, 1/3 and 1/6 by samples, and 1/8, 1/8 and 1/4 by rollouts."""
 
 BY_SAMPLE, BY_ROLLOUT = (
     token_weights(SHARED, Aggregation(Mode.SAMPLE_MEAN), Conventions(sample_unit=unit))
@@ -232,7 +232,7 @@ def test_step_that_does_not_show_an_assumed_convention_is_no_advice() -> None:
 
 
 def test_advice_says_by_how_much_a_token_would_weigh_otherwise() -> None:
-    """1/8 instead of 1/9 and 1/3, and 1/4 instead of 1/6."""
+    """Weights are 1/8 instead of 1/9 and 1/3, and 1/4 instead of 1/6."""
     found = weighed(BY_ROLLOUT, {"sample_unit": Assumed(SampleUnit.ROLLOUT)}).diagnosis
 
     assert found.numbers == pytest.approx({"lowest_ratio": 3 / 8, "highest_ratio": 3 / 2})
@@ -255,7 +255,7 @@ ON_PURPOSE = Documented("a mini-batch has a configured size", "a page")
 def test_mistake_that_is_made_on_purpose_is_advice(
     name: str, also: list[str], convention: Convention, source: str
 ) -> None:
-    """A number that a deliberate choice explains is no mistake."""
+    """A deviation that a deliberate choice explains is not wrong."""
     diagnosis = Diagnosis(name=name, explanation="12 instead of 11", also=also)
     wrong = Judgement(verdict=Verdict.MISMATCH, error=0.1, diagnosis=diagnosis)
     description = Description(deliberate={"filling_rows_counted": convention})
@@ -282,7 +282,7 @@ def test_other_mistakes_stay_wrong_and_what_conforms_is_no_advice() -> None:
 
 
 def rejudged(judgement: Judgement, description: Description) -> Judgement:
-    """The judgement of a given deviation, independent of the observation."""
+    """A given judgement, judged again by the conventions of a description."""
     job = job_of(STEP)
     return judge_by_conventions(
         lambda *_: judgement, check_spec("weights"), Trained(job, (), description)
@@ -295,7 +295,7 @@ OF_REJECTION = Step.of(
         Sample(prompt_length=1, loss_mask=[1], group=1),
     ]
 )
-"""Three tokens of four are left."""
+"""A step of four tokens, one of which is rejected."""
 
 AFTER, BEFORE = [1 / 3, 0, 1 / 3, 1 / 3], [1 / 4] * 4
 SUMMED, WITH_ZEROS = [1 / 3] * 4, [1 / 4, 0, 1 / 4, 1 / 4]
@@ -350,7 +350,7 @@ def test_documented_mask_of_rejection_is_the_only_one(
 def test_terms_are_divided_by_either_tokens_where_no_document_says_which(
     mask: DenominatorMask,
 ) -> None:
-    """Rejected tokens add 0 to a term, and count in its denominator or do not."""
+    """Rejected tokens add 0 to a term, and may or may not count in its denominator."""
     for weights, found in [
         (AFTER, DenominatorMask.MODIFIED),
         (WITH_ZEROS, DenominatorMask.ORIGINAL),
@@ -382,7 +382,7 @@ def estimated(
     convention: Callable[[EstimatorConventions], Convention],
     observed: EstimatorConventions,
 ) -> Judgement:
-    """The judgement of advantages that follow one convention if another one is declared."""
+    """The judgement of advantages by the convention ``observed``, if `OF_TRAINED` is declared."""
     name = "of_values" if objective in OF_VALUES else "of_returns"
     declared = {name: convention(OF_TRAINED)}
     return judged_by(objective, declared, advantages_of(objective, observed))

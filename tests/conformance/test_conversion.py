@@ -30,7 +30,7 @@ SAMPLES = [
     {"loss_mask": [1] * 7 + [0] * 2, "original_mask": [1] * 9, "group": "b", "rollout": 1},
     {"loss_mask": [0, 0], "group": "b", "rollout": 2},
 ]
-"""Two samples of a rollout, rejected tokens, and a sample without active tokens."""
+"""Two samples of one rollout, a sample with rejected tokens, and one without active tokens."""
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def case(step: Path) -> Case:
 @pytest.mark.parametrize(
     ("before", "after", "scale", "cosine"),
     [
-        # All three of 4, 12 and 7 active tokens; weights of samples 1/16, 1/48, 1/28; tokens 1/23.
+        # Samples of 4, 12 and 7 active tokens weigh 1/16, 1/48 and 1/28 a token, or 1/23 each.
         ("verl:token-mean", "verl:seq-mean-token-mean", 3 / 4, 0.75 / math.sqrt(23 * 5 / 168)),
         ("verl:seq-mean-token-mean", "verl:token-mean", 126 / 115, 0.75 / math.sqrt(23 * 5 / 168)),
         # SkyRL counts sample 2 before rejection, so 25 tokens; prompts weigh 1/32 and 1/18.
@@ -94,7 +94,7 @@ def test_factor_and_cosine_are_those_worked_out_by_hand(
 
 
 def test_norm_says_what_a_change_of_direction_adds(case: Case) -> None:
-    """A token of the first prompt (16 active) weighs 1/32, and of the second (7 of 9) 1/18."""
+    """A token of the first prompt (16 active) weighs 1/32, of the second (7 of 9 active) 1/18."""
     prompts = find_reduction("skyrl:prompt_mean")
     [found] = differences(case, find_reduction("verl:token-mean"), prompts)
 

@@ -38,7 +38,7 @@ def test_settings_that_are_not_declared_are_unsupported(tmp_path: Path) -> None:
 
 
 def test_a_metric_that_is_read_nowhere_is_not_driven(tmp_path: Path) -> None:
-    """The version logs it under another name, which is no mistake of the framework."""
+    """The version logs the metric under another name, which is not a mistake of the framework."""
     findings = found(tmp_path, "renamingametric", ONE, "--checks=metric", "-k", "two_steps")
     missing = [finding for finding in findings if finding.verdict == "not_driven"]
 

@@ -1,4 +1,4 @@
-"""Documented defaults are those of the configuration, and those that a step is trained with."""
+"""Documented defaults are those of the configuration, and those with which a step is trained."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +25,7 @@ RIGHT = np.array([0.5, 0.25])
 
 
 def judged(run: Callable[[Job], Ran | Crashed], actual: float = 1.0) -> Judgement:
-    """The judgement of a step that leaves out an option, which has this value by default."""
+    """The judgement of a step that leaves out an option, whose default is ``actual``."""
     defaults = {Objective.CISPO: (DefaultValue("cispo.low", DOCUMENTED, actual),)}
     job = replace(JOB, defaults=Defaults.LEFT_OUT)
     return judge_same(check_spec("defaults.cispo"), job, run(job), answered(run, defaults=defaults))

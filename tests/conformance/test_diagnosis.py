@@ -99,7 +99,7 @@ def test_another_divisor_is_inferred() -> None:
 
 
 def test_count_is_of_the_original_mask_where_that_is_declared() -> None:
-    """Ten active tokens are left of twelve, and six samples; five of them had active tokens."""
+    """Ten of twelve tokens are left after rejection; five of six samples had tokens before it."""
     declared = Conventions(
         denominator_mask=DenominatorMask.ORIGINAL, empty_units=EmptyUnits.EXCLUDED
     )
@@ -149,7 +149,7 @@ def test_pattern_of_what_is_unexplained_is_of_the_coarsest_parts(
 
 
 def test_ratios_of_slices_are_of_one_rank_each() -> None:
-    """Three data-parallel ranks of two slices each; a slice of the first has another ratio."""
+    """Three data-parallel ranks have two slices each; one slice of the first rank differs."""
     ranks = np.array([0, 1, 0, 0, 2, 2, 2, 3, 2, 3, 2, 4, 5, 4])
     forward_pass_of_token = np.where(ranks == np.arange(6)[:, None], 0, -1).astype(np.int32)
     given = Given(layout=Layout(dp=3, cp=2), forward_pass_of_token=forward_pass_of_token)
@@ -159,7 +159,7 @@ def test_ratios_of_slices_are_of_one_rank_each() -> None:
 
 
 def test_ratios_are_the_same_within_the_bound() -> None:
-    """One of weights that are ten thousand times as large as they should be is a little off."""
+    """All weights are 13,700 times too large; one of them also differs by about the bound."""
     bound = weight_bound("float32")
     within, beyond = (
         TWO.diagnosis(TWO.weights * 1.37e4 * (1 + off * bound * (np.arange(14) == 7))).explanation

@@ -83,7 +83,7 @@ UPWARDS = [
     wrong(0.5),
     crashed("RuntimeError: boom"),
 ]
-"""From best to worst."""
+"""Findings from best to worst."""
 
 MALFORMED: list[dict[str, Any]] = [
     {"check": Check.ARGUMENTS, "subject": "divisor_nan"},
@@ -272,7 +272,7 @@ def test_a_subject_that_one_side_alone_looked_at_is_kept_apart() -> None:
 
 
 def test_parts_are_those_of_a_check() -> None:
-    """That another check ran on a layout does not show that this one was to run there."""
+    """A layout on which only another check ran is not one on which this check was to run."""
     both = [found(), found(check=Check.METRIC), found(check=Check.METRIC, layout=Layout(dp=2))]
     there = difference(report(*both, found(layout=Layout(dp=2))), report(*both))
 

@@ -20,10 +20,10 @@ CHOSEN = (
     "--modes=sample_mean,token_mean",
 )
 FINDINGS = 46
-"""The number of findings in CHOSEN; their journal takes nine pages of memory, their report two."""
+"""The number of findings of CHOSEN; the journal takes nine pages of a tmpfs, the report two."""
 
 OF_ONES_OWN = ("unshare", "--mount", "--map-root-user", "sh", "-c")
-"""Runs a shell command with a private mount; even root cannot write to that."""
+"""Runs a shell command with private mounts, which can be full or read-only even for root."""
 
 
 def can_mount() -> bool:
@@ -65,7 +65,7 @@ def test_a_disk_that_takes_nothing_is_refused_before_any_rank_starts(
 def test_a_disk_that_fills_up_keeps_what_found_room(
     tmp_path: Path, size: str, kept: range | list[int]
 ) -> None:
-    """The disk is full among the findings, or after them, when their report finds no room."""
+    """The disk fills up while findings are written, or when the report is written after them."""
     result = run_after(f"mount -t tmpfs -o size={size} none reports/latest", tmp_path)
 
     assert result.status == pytest.ExitCode.INTERNAL_ERROR
@@ -87,7 +87,7 @@ def test_files_that_may_grow_no_larger_are_said(tmp_path: Path) -> None:
 
 
 def run_after(spoil: str, folder: Path) -> command.Result:
-    """Run with an unusable reports' folder, and keep its content in another folder."""
+    """Run after a command that spoils the folder for reports, whose content is then copied."""
     (folder / "reports" / "latest").mkdir(parents=True)
     script = f'{spoil}; "$@"; status=$?; cp -r reports/latest kept; exit $status'
     start = time.monotonic()

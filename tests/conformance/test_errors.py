@@ -1,4 +1,4 @@
-"""All errors are listed in one module, and each says the way out."""
+"""All errors are listed in one module, and each names the way out."""
 
 import pickle
 import re

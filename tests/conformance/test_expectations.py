@@ -48,7 +48,7 @@ CAUSE = {
 
 
 def toml(*entries: dict[str, Any]) -> str:
-    """Strings, and lists of them, are written in TOML as in Python's JSON-like repr."""
+    """Entries in TOML, where strings and lists of strings are written as by Python's repr."""
     return "\n".join(
         "[[cause]]\n" + "\n".join(f"{k} = {v!r}" for k, v in entry.items() if v is not None)
         for entry in entries
@@ -401,7 +401,7 @@ def test_another_cause_fails_be_it_alike_in_every_single_finding(tmp_path: Path)
 
 
 def test_a_cause_may_have_the_name_of_another_that_it_cannot_be_told_from(tmp_path: Path) -> None:
-    """A plan may be too small to distinguish them; the finding has both names."""
+    """A plan may be too small to distinguish two mistakes; the finding then has both names."""
     gate = expecting(tmp_path, CAUSE | {"name": MICRO.partition("/")[2]})
     ambiguous = wrong("weights/token_mean/a/dp1-cp2-mb2-thd", CP, MICRO)
     report = report_of(gate, ambiguous)
@@ -414,7 +414,7 @@ def test_a_cause_may_have_the_name_of_another_that_it_cannot_be_told_from(tmp_pa
 
 
 def test_what_fits_an_unexplained_finding_by_chance_is_not_asked_for(tmp_path: Path) -> None:
-    """As in ms-swift, which logs a loss of one token times ranks and a padded width."""
+    """As in ms-swift, where a known mistake fits a logged loss of one token only by chance."""
     finding, clues = wrong("weights/token_mean/a/dp1-cp2-mb1-thd", CP)
     unexplained = Diagnosis(name="unexplained", explanation="0.1 instead of 2", numbers={})
     finding = finding.model_copy(update={"diagnosis": unexplained})
@@ -449,7 +449,7 @@ def test_a_cause_is_gone_only_where_its_condition_holds(tmp_path: Path) -> None:
 
 
 def test_a_pattern_may_be_of_what_this_run_leaves_out(tmp_path: Path) -> None:
-    """A file covers a framework, and a run may cover only a part of the suite, or a given step."""
+    """A file covers a whole framework, but a run may cover a part of the suite, or a given step."""
     elsewhere = {"findings": ["metric.loss/sample_mean/*/dp2-cp2-mb2-thd"]}
     given = {"findings": ["weights/*/mine/*"], "reason": "my own"}
     (tmp_path / "known.toml").write_text(HEAD + toml(CRASH | elsewhere, CRASH | given))

@@ -34,7 +34,7 @@ def test_an_option_is_left_out_and_nothing_else_changes() -> None:
 
 
 def test_counts_that_are_equal_are_told_apart_by_a_step_in_which_they_differ() -> None:
-    """With two ranks of two micro-batches, either count may be the divisor of a number."""
+    """With two ranks of two micro-batches each, either count of 2 may be the wrong divisor."""
     ambiguous = wrong(
         "metric/sample_mean/split_groups/dp2-cp1-mb2-thd",
         "policy_loss/divided_by_dp",
@@ -56,7 +56,7 @@ def test_parallelism_is_an_option() -> None:
 
 
 def test_how_a_step_is_cut_is_tested_by_a_step_that_is_cut_otherwise() -> None:
-    """Micro-batches of 12 samples split a group of 8, and those of 4 split no group of 2."""
+    """Micro-batches of 12 samples split a group of 8; micro-batches of 4 split no group of 2."""
     split = "where a prompt group is in several micro-batches"
     cells = chosen(
         wrong("weights/sample_mean/split_groups/dp1-cp1-mb2-thd", MISTAKE, facts=[split]),
@@ -84,7 +84,7 @@ def test_nothing_is_looked_at_twice() -> None:
 
 @dataclass
 class Recorder:
-    """Keeps the findings that are made beyond a plan."""
+    """Keeps the findings that a run makes beyond its plan."""
 
     settings: SimpleNamespace
     planned: Report | None
@@ -108,7 +108,7 @@ def test_findings_are_made_while_the_ranks_still_run() -> None:
 
 
 def test_advice_is_tested_after_all_other_causes() -> None:
-    """The wrong gradient has no condition; the advice may depend on how a step is cut."""
+    """The wrong gradient has no condition to test; that of the advice is how a step is cut."""
     split = "where a prompt group is in several micro-batches"
     name = "weights/sample_mean/split_groups/dp1-cp1-mb2-thd"
     advice, clues = wrong(name, MISTAKE, facts=[split])

@@ -27,7 +27,7 @@ JOB = jobs.job(Layout(), Depth.STEP, Mode.TOKEN_MEAN, jobs.EQUAL)
 
 
 def step_weights(observed: Array | None = None, job: Job = JOB) -> jobs.StepWeights:
-    """The right weights of a step, or those given."""
+    """The weights ``observed`` of a step; by default the right ones."""
     [step] = job.steps
     right = token_weights(step, job.aggregation)
     seen = Observation(token_weights=(right if observed is None else observed,))
@@ -38,7 +38,7 @@ def step_weights(observed: Array | None = None, job: Job = JOB) -> jobs.StepWeig
 RIGHT = step_weights()
 
 RISES = RIGHT.dloss_dlogprob < 0
-"""Tokens with positive advantages."""
+"""Whether a token has a positive advantage."""
 
 
 def test_active_tokens_weigh_the_same_in_every_mode() -> None:
@@ -91,7 +91,7 @@ def test_weights_are_explained(change: Callable[[Array], Array], name: str, word
 
 
 def test_a_token_too_many_is_no_vocabulary() -> None:
-    """A framework that counts 65 tokens instead of 64 gives 1 - 1/65."""
+    """A framework that counts 65 tokens instead of 64 gives a factor of 1 - 1/65."""
     cause = explanations.explain_weights(step_weights(RIGHT.expected * (1 - 1 / 65)))
 
     assert cause.name == "factor"

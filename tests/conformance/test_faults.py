@@ -163,7 +163,7 @@ def test_what_a_framework_starts_ends_with_its_rank(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_a_run_that_is_stopped_before_its_first_finding_leaves_nothing(tmp_path: Path) -> None:
-    """By SIGTERM; `test_leftovers` has Ctrl-C."""
+    """SIGTERM stops this run; `test_leftovers` tests Ctrl-C."""
     process = command.start(tmp_path, "--adapter=slow")
     journal = tmp_path / "reports" / "latest" / "slow.json.journal"
     wait_for(lambda: len(processes_of_session(process.pid)) > 2)  # ranks are being started

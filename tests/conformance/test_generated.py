@@ -34,7 +34,7 @@ def pasted(finding: Finding) -> Case:
 
 
 def fields(step: Step) -> list[list[int]]:
-    """Each as a list; of groups and rollouts only the first samples that have them count."""
+    """The fields of a step as lists; groups and rollouts are named by their first samples."""
     named = {field.name: getattr(step, field.name) for field in dataclasses.fields(step)}
     lists = {name: value.tolist() for name, value in named.items() if value is not None}
     for name in ("groups", "rollouts"):

@@ -39,7 +39,7 @@ def test_words_of_a_framework_stay_inside_of_their_command() -> None:
 
     assert "\n" not in line
     assert "\x1b" not in line
-    assert line.count("::") == 3 + 1  # ::error …::, and the framework's two, which are only text
+    assert line.count("::") == 3 + 1  # ::error …:: has two; the framework's two are only text
     assert "%25" in line
 
 

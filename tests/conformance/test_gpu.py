@@ -1,6 +1,6 @@
-"""CUDA tensors over NCCL and over gloo find what the CPU finds, of every framework.
+"""Runs on GPUs, over NCCL or gloo, find what runs on the CPU find, with every framework.
 
-So do traces, which follow tensors on the GPU.
+Traces, which follow tensors on the GPU, find the same lines, too.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ pytestmark = [
 
 @dataclass(frozen=True)
 class Engine:
-    """A framework's engine, and the commit of a clone that it is taken from, if any."""
+    """A framework's engine, and the commit of a clone if the framework is not installed."""
 
     adapter: str
     engine: str
@@ -31,7 +31,7 @@ class Engine:
 
     @property
     def options(self) -> list[str]:
-        """The options that choose the GPU."""
+        """The options that choose the engine and its source."""
         chosen = [f"--engine={self.engine}"]
         if self.ref is None:
             return chosen
@@ -86,7 +86,7 @@ def test_every_check_finds_on_cuda_what_it_finds_on_the_cpu(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("layout", ["dp1-cp1-mb1-thd", "dp2-cp1-mb1-thd"])
 def test_a_wrong_count_is_traced_to_its_line(tmp_path: Path, layout: str) -> None:
-    """The toy counts in Python, and divides a tensor of the GPU by its count."""
+    """The adapter counts tokens in Python, and divides a tensor on the GPU by the count."""
     chosen = (f"--layout={layout}", "--checks=weights", "--modes=token_mean", "--device=cuda")
     engine = Engine("onetokenshort", "torch")
     found = run(tmp_path, engine, *chosen, "--backend=gloo", "--case=uneven_lengths")
@@ -95,7 +95,7 @@ def test_a_wrong_count_is_traced_to_its_line(tmp_path: Path, layout: str) -> Non
 
 @pytest.mark.parametrize("engine", ENGINES, ids=str)
 def test_bfloat16_is_judged_like_float32(tmp_path: Path, engine: Engine) -> None:
-    """Its bound is wider, and mistakes in float32 exceed it."""
+    """bfloat16 has a wider bound, but the mistakes that float32 shows exceed that, too."""
     chosen = (*engine.options, "--layout=dp1-cp1-mb2-thd", "--checks=weights")
     chosen = (*chosen, "-k", "uneven_lengths", "--device=cuda")
     single = run(tmp_path / "float32", engine, *chosen)
@@ -112,7 +112,7 @@ def run(folder: Path, engine: Engine, *arguments: str) -> command.Result:
 
 
 def verdicts(result: command.Result) -> dict[str, str]:
-    """Weights of two devices may differ in their last bits, but verdicts may not."""
+    """The verdicts by finding; unlike them, weights may differ between devices in the last bits."""
     return {finding.id: finding.verdict for finding in result.report.findings}
 
 

@@ -38,7 +38,7 @@ QUICK = ("--layout=dp1-cp2-mb1-thd", "--modes=token_mean", "--case=odd_groups")
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
-    """slime's toy: a forgotten factor, a fix that miscounts for the log, a dead end."""
+    """slime's toy: first without a factor, then fixed but with a wrong log, then unloadable."""
     folder = checkout(tmp_path / "slime", WITHOUT_CP)
     commit_edits(folder, "Mend | it", WITH_CP, COUNTED_TWICE)
     commit_edits(folder, "A dead end", UNLOADABLE)
@@ -64,7 +64,7 @@ def test_weights_and_logged_losses_are_told_apart_by_commit(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each in a forked process, as those that pytest is started in are refused below."""
+    """Each commit runs in a forked process, instead of a new one."""
     monkeypatch.setattr(histories, "_pytest", forked)
     kept = tmp_path / "kept"
     assert history(repository, *QUICK, f"--reports={kept}", "broken", "mended", "HEAD") == 0
@@ -98,7 +98,7 @@ def test_weights_and_logged_losses_are_told_apart_by_commit(
 
 
 def rows(*reports: Report | None) -> list[Row]:
-    """A commit for each report; one without could not be run."""
+    """A commit for each report; a commit without a report could not be run."""
     return [
         Row(
             commit=Commit(
@@ -188,12 +188,12 @@ def offering(one: Report, *options: str) -> Report:
 
 
 def watched(reported: Report | None, new: Report) -> list[str]:
-    """The cells of a watched version, from the column *driven* on."""
+    """The cells of a version whose run made the report ``new``, as `cells` returns them."""
     return cells(reported, rows(new)[0])
 
 
 def cells(reported: Report | None, row: Row) -> list[str]:
-    """The cells of a version that has run."""
+    """The cells of a version that has run, in the watch's table, from the column *driven* on."""
     target = targets(["slime"], Path())[0]
     known = reported and CommittedReport(name="v1", path=Path("slime/v1.json.gz"), report=reported)
     *_, line = watch_table([(target, row, known)])
@@ -201,7 +201,7 @@ def cells(reported: Report | None, row: Row) -> list[str]:
 
 
 def test_the_watch_tells_causes_by_what_both_reports_looked_at() -> None:
-    """A cause of findings that were not run again is not gone."""
+    """A cause whose findings were not run again is not gone."""
     unseen, lacking = A.replace("/a/", "/c/"), A.replace("/a/", "/d/")
     before = with_verdict(Verdict.UNSUPPORTED, lacking, message="no mode token_mean")
     reported = report(wrong(A, CP), right(B), wrong(unseen, EMPTY), wrong(OTHER, CP), before)
@@ -240,7 +240,7 @@ def test_the_watch_says_what_its_time_did_not_suffice_for(
 def test_a_run_that_is_ended_has_what_it_found_by_then(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Half of the findings are no failure; their causes are compared as in a whole run."""
+    """A run with half of its findings has not failed; causes are compared as in a whole run."""
     half = report(wrong(A, CP)).model_dump() | {
         "complete": False,
         "selection": {"selected": 2, "deselected": 0},
@@ -266,7 +266,7 @@ def test_a_run_that_is_ended_has_what_it_found_by_then(
 def test_the_watch_runs_main_and_the_newest_release_of_each_framework(
     repository: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If one has no clone or cannot be loaded, the others are still run."""
+    """If a framework has no clone or cannot be loaded, the other frameworks are still run."""
     monkeypatch.setattr(
         histories, "_pytest", lambda *arguments, **_: forked(*arguments, "-k", "/odd_groups/")
     )

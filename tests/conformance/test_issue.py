@@ -27,7 +27,7 @@ from tests.tables import table
 
 
 class Defect(NamedTuple):
-    """An adapter with one defect, where it shows, its cause and lines of the bug report."""
+    """An adapter with a defect, the layout and tests that show it, its cause, and report lines."""
 
     adapter: str
     layout: str
@@ -43,7 +43,7 @@ AGAIN = ("wrong gradient", "wrong logged number", "crash", "declined step", "bad
 
 @pytest.fixture(scope="module")
 def report_on(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Report]:
-    """Makes the report on a defect, once."""
+    """A function that makes the report on a defect, once for each defect."""
 
     @cache
     def made(name: str) -> Report:
@@ -73,7 +73,7 @@ def test_bug_report_is_complete_and_worked_out_by_hand(
 
 
 def again(folder: Path, adapter: str, markdown: str) -> command.Result:
-    """The findings of the command that a bug report prints."""
+    """The result of the command that a bug report prints."""
     [line] = re.findall(r"^```sh\n(.*)\n```$", markdown, re.MULTILINE)
     return command.run(folder, adapter, *shlex.split(line)[2:], "--proof-time=0")
 
@@ -238,7 +238,7 @@ def test_command_line_prints_a_bug_report_or_the_choices(
 
 
 def test_off_policy_gradient_is_worked_out_with_the_derivative_of_each_token() -> None:
-    """The third token of sample 6: (-e^0.25/2 + 1/2) / (40·8) is right."""
+    """The right gradient of the third token of sample 6 is (-e^0.25/2 + 1/2) / (40·8)."""
     markdown = text(load(command.ROOT / "reports/skyrl/v0.3.0.json.gz"), "penalty_not_divided")
 
     assert (
@@ -252,7 +252,7 @@ def test_off_policy_gradient_is_worked_out_with_the_derivative_of_each_token() -
 
 
 def test_gradient_of_own_advantages_is_worked_out_with_the_advantage_of_each_token() -> None:
-    """45 of 94 response tokens have 1/√2 before they are whitened, 49 the opposite."""
+    """Before whitening, 45 of 94 response tokens have advantages of 1/√2, and 49 of -1/√2."""
     markdown = text(load(command.ROOT / "reports/skyrl/v0.3.0-megatron.json.gz"), "padding_white")
 
     mean = -4 * math.sqrt(0.5) / 94

@@ -29,7 +29,7 @@ def cells(*checks: Check) -> list[AnyMatrixCell]:
 
 @dataclass
 class CountingRanks:
-    """Simulates ranks that crash on every job, restart quickly, and count the jobs."""
+    """Simulates ranks that crash on every job and can run the next one; keeps the jobs."""
 
     jobs: list[Job] = field(default_factory=list)
     description: Description = field(default_factory=NativeAdapter().describe)

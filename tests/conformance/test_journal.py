@@ -52,7 +52,7 @@ def test_journal_of_a_killed_run_is_kept_and_read_up_to_the_finding_in_flight(
     journal = begun(path, "a", "b")
     [file] = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[: -torn or None])
-    del journal  # its process is gone, and with it the lock
+    del journal  # as if its process had ended, which frees the lock
 
     again = begun(path)
     again.finish(selection(1))
@@ -67,7 +67,7 @@ def test_journal_of_a_killed_run_is_kept_and_read_up_to_the_finding_in_flight(
 def test_journals_of_several_killed_runs_are_all_kept(tmp_path: Path) -> None:
     path = tmp_path / "report.json"
     for case in ("a", "b"):
-        begun(path, case)  # and its process is gone
+        begun(path, case)  # as if its process had then ended
 
     Journal(path).close()
 

@@ -29,7 +29,7 @@ STEP = Step.of(
 CASES = {case.name: case for case in CORPUS}
 
 ODD_GROUPS = CASES["odd_groups"].steps[0]
-"""A step none of whose sizes is a size of a layout."""
+"""A step whose sizes all differ from the sizes of layouts."""
 
 SUM, MEAN = PendingReduction.SUM, PendingReduction.MEAN
 SUM_PER_SAMPLE = PendingReduction.SUM_PER_SAMPLE
@@ -37,7 +37,7 @@ SUM_PER_TOKEN = PendingReduction.SUM_PER_TOKEN
 SUM_PER_COUNTED_TOKEN = PendingReduction.SUM_PER_COUNTED_TOKEN
 
 ONE_OF_FIVE = Given(steps=(step_of([1], [0], [0], [0], [0], groups=range(5)),))
-"""One active token among five samples: clamped counts make 5 of 1, and N is 5 as well."""
+"""One active token among five samples: with clamped counts, M is 5, which is also N."""
 
 OWN = Given(steps=(STEP,))
 
@@ -123,7 +123,7 @@ def test_explanation_names_at_most_three_alternatives_the_likeliest() -> None:
 def test_size_of_the_layout_is_named_after_another_count_only_for_a_single_active_token(
     masks: list[list[int]], dp: int, name: str
 ) -> None:
-    """Clamped counts make 5 tokens of 1, and 4 of 2."""
+    """With clamped counts, 5 tokens are counted instead of 1, and 4 instead of 2."""
     step = step_of(*masks, groups=range(len(masks)))
     given = Given(steps=(step,), layout=Layout(dp=dp))
     diagnosis = given.diagnosis(given.weights / dp)
@@ -164,7 +164,7 @@ def test_group_size_is_told_from_sizes_of_the_layout() -> None:
     ("layout", "weight"), [(Layout(), 1.0), (Layout(dp=4), 0.25), (Layout(dp=2, cp=2), 0.25)]
 )
 def test_sum_that_is_not_divided_is_named(layout: Layout, weight: float) -> None:
-    """As miles' FSDP engine had it per token, where FSDP still averages over the ranks."""
+    """As in miles' FSDP engine per token: the sum is not divided, but FSDP averages over ranks."""
     diagnosis = replace(OWN, layout=layout).judged(STEP.mask * weight).diagnosis
 
     assert diagnosis.name == "not_divided"
@@ -269,7 +269,7 @@ def test_sum_of_one_token_or_none_is_divided_by_one(
 
 
 def test_sums_are_divided_by_rollouts_where_these_are_declared_to_be_the_samples() -> None:
-    """Two of three samples are of one rollout, of three tokens."""
+    """The first two of three samples are one rollout, with three tokens."""
     step = step_of([1, 1], [1], [1], rollouts=[7, 7, 9])
     by_sample = Given(mode=Mode.SAMPLE_MEAN, steps=(step,))
     by_rollout = replace(by_sample, conventions=Conventions(sample_unit=SampleUnit.ROLLOUT))
@@ -295,7 +295,7 @@ def test_agreement_is_that_of_the_token_that_is_most_wrong() -> None:
 
 @pytest.mark.parametrize("factor", [1, 2])
 def test_expected_weights_of_each_step_have_a_checksum_whatever_the_verdict(factor: int) -> None:
-    """The active tokens are the first, second and fourth of a step, and the second of another."""
+    """In the first step, tokens 1, 2 and 4 are active; in the second step, token 2."""
     steps = [[[1, 1, 0], [1]], [[0, 1]]]
     given = Given(
         steps=tuple(

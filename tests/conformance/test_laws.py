@@ -45,7 +45,7 @@ def right(batch: ProbedBatch, job: Job) -> float:
 
 
 def of_products(batch: ProbedBatch, job: Job) -> float:
-    """A deviation in which masked tokens are zeros."""
+    """The standard deviation of entropies, with zeros at masked tokens."""
     return float((np.concatenate(batch.entropies) * np.concatenate(batch.masks)).std())
 
 
@@ -73,7 +73,7 @@ def tokens(batch: ProbedBatch, job: Job) -> float:
 
 TIMES = itertools.count()
 WIDTHS = [0, 0]
-"""The widths of the last two steps."""
+"""The widest prompts of the last two steps."""
 
 
 def of_the_step_before(batch: ProbedBatch, job: Job) -> float:
@@ -82,7 +82,7 @@ def of_the_step_before(batch: ProbedBatch, job: Job) -> float:
 
 
 class Logging(NativeAdapter):
-    """The built-in framework with one more logged number."""
+    """`native`, with one more logged number."""
 
     def __init__(self, number: Number) -> None:
         self.number = number
@@ -118,7 +118,7 @@ def trained(adapter: NativeAdapter, job: Job) -> Ran:
 
 
 def of_samples(batch: ProbedBatch, job: Job) -> float:
-    """A mean of means in which samples without active tokens are zeros."""
+    """The mean over samples of their mean entropies, 0 for samples without active tokens."""
     pairs = zip(batch.entropies, batch.masks, strict=True)
     return float(np.mean([(values * mask).sum() / max(mask.sum(), 1) for values, mask in pairs]))
 
@@ -181,7 +181,7 @@ def test_a_law_that_the_framework_states_is_broken_by_a_mismatch() -> None:
 
 
 class OfSquares(NativeAdapter):
-    """Takes a deviation of rewards from a difference of mean squares in float32."""
+    """Computes the variance of rewards as a difference of squares in float32."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         rewards = ProbedBatch.of(job).rewards.astype(np.float32)
@@ -203,7 +203,7 @@ def test_a_deviation_that_loses_its_digits_is_seen_with_large_rewards(name: str)
 
 @pytest.mark.parametrize("law", INVARIANCES.values(), ids=INVARIANCES)
 def test_values_follow_tokens_and_samples_into_the_changed_step(law: Law) -> None:
-    """This holds for every objective and its tables."""
+    """This holds for each objective's columns."""
     for objective in (Objective.OFF_POLICY, Objective.GSPO, Objective.GAE, Objective.TIS_TOKEN):
         job = replace(JOB, objective=objective)
         before, after = ProbedBatch.of(job), ProbedBatch.of(law.after(job))
@@ -245,7 +245,7 @@ def test_other_values_are_other_at_every_token_and_leave_the_masks() -> None:
 
 
 def test_where_tokens_are_rejected_other_values_reject_one_more() -> None:
-    """Otherwise nothing would change the fraction of rejected tokens."""
+    """Otherwise other values would leave the fraction of rejected tokens as it is."""
     of_rejection = next(spec for spec in LAWFUL if spec.objective in WITH_REJECTION)
     job = replace(JOB, objective=of_rejection.objective, steps=of_rejection.cases[0].steps)
     before, after = ProbedBatch.of(job), ProbedBatch.of(with_other_values(job))
@@ -264,7 +264,7 @@ def test_one_more_masked_token_makes_all_other_rows_shorter_than_the_longest(nam
 
 
 def test_an_image_is_one_masked_token_many_times_before_the_last_turn() -> None:
-    """Entropies, as all values, follow names: each placeholder has the same."""
+    """All placeholders have one name and therefore equal values, such as entropies."""
     after = ProbedBatch.of(LAWS["image_within"].after(JOB))
 
     longest = int(np.argmax(STEP.response_lengths))
@@ -289,7 +289,7 @@ def deviation(batch: ProbedBatch, job: Job) -> float:
 
 
 def test_numbers_of_rewards_are_found_on_a_layout_that_trains_them() -> None:
-    """One example is ms-swift on Megatron, which declines prompts that are no whole micro-batch."""
+    """One example is ms-swift on Megatron: it declines prompts that do not fill micro-batches."""
     adapter = Logging(deviation)
     smallest = min(adapter.layouts(), key=lambda one: (one.world_size, str(one)))
 

@@ -21,7 +21,7 @@ SMALL = ("--checks=weights", "--modes=token_mean", "-k", "one_token", "--layout=
 
 @dataclass(frozen=True, kw_only=True)
 class Kind:
-    """A way for a run to go; ``sign`` stops it as soon as a rank is at work."""
+    """A way in which a run ends; ``sign`` is sent to the run as soon as a rank is at work."""
 
     adapter: str
     status: int
@@ -89,7 +89,7 @@ def test_accelerate_leaves_nothing_and_two_runs_have_the_same_report(
 
 
 def leave_nothing(kinds: Iterable[tuple[str, Kind]], tmp_path: Path, temporary: Path) -> None:
-    """Run one kind after another: each must leave nothing except its report."""
+    """Run kinds one after another: each run must leave nothing except its report."""
     memory = forgotten_memory(temporary)
     reports = set()
     for name, kind in kinds:
@@ -113,6 +113,6 @@ def leave_nothing(kinds: Iterable[tuple[str, Kind]], tmp_path: Path, temporary: 
 
 
 def listening() -> int:
-    """The number of TCP ports of the machine that are listened on."""
+    """The number of TCP ports on which processes of the machine listen."""
     tables = [Path("/proc/net/tcp"), Path("/proc/net/tcp6")]
     return sum(b" 0A " in line for table in tables for line in content(table).splitlines())

@@ -23,7 +23,7 @@ BY_NAME = {log_case.name: log_case for log_case in LOG_CASES}
 
 
 def outcomes_of(adapter: Adapter) -> Mapping[str, tuple[LogOutcome, LogOutcome]]:
-    """With asserts and without."""
+    """The outcomes of each log, with asserts and without."""
     request = LogRequest(adapter=adapter, source=None, hardware=ON_CPU, cases=LOG_ENTRIES)
     with Logs(request) as logs:
         return {name: logs.of(name) for name in BY_NAME}

@@ -75,13 +75,13 @@ def test_what_was_lost_is_named_after_the_largest_part_of_which_nothing_is_left(
 
 OF_THREE = step_of([1], [1, 1], [1])
 CHANGED = replace(OF_THREE, token_names=np.arange(4), sample_names=np.arange(3))
-"""The step, as one that a law has changed."""
+"""`OF_THREE` with names of tokens and samples, which a step has after a law has changed it."""
 
 
 @pytest.mark.parametrize("step", [OF_THREE, CHANGED], ids=["of_case", "changed"])
 @pytest.mark.parametrize("mode", [Mode.TOKEN_MEAN, Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN])
 def test_sample_that_is_lost_before_anything_is_counted_is_named(mode: Mode, step: Step) -> None:
-    """The second sample of three: the others weigh as much as in a step of two."""
+    """The second of three samples is lost; the others weigh as much as in a step of two."""
     whole, rest = Given(steps=(step,), mode=mode), step_of([1], [1])
     given = replace(whole, forward_pass_of_token=np.array([[0, -1, -1, 0]], np.int32))
     first, last = Given(steps=(rest,), mode=mode).weights
@@ -95,9 +95,9 @@ def test_sample_that_is_lost_before_anything_is_counted_is_named(mode: Mode, ste
 
 
 def test_dropped_sample_whose_rejected_tokens_count_is_named_by_what_is_left_of_the_count() -> None:
-    """Denominators are of the mask before rejection: seven tokens, one of them of the last sample.
+    """Denominators count seven tokens before rejection, one of which is in the last sample.
 
-    Without that sample each active token weighs 1/6 instead of 1/7.
+    Without the last sample each active token weighs 1/6 instead of 1/7.
     """
     masks = [([1, 1, 0], [1, 1, 1]), ([1], [1]), ([1, 1], [1, 1]), ([0], [1])]
     step = Step.of(
@@ -122,7 +122,7 @@ def test_dropped_sample_whose_rejected_tokens_count_is_named_by_what_is_left_of_
 
 
 def test_masked_ends_of_samples_that_nobody_held_are_no_dropped_samples() -> None:
-    """Each sample ends in a masked token that is trimmed, and all weights are halved."""
+    """Each sample's last, masked token is trimmed; the weights are half of the right ones."""
     given = Given(
         steps=(step_of([1, 0], [1, 1, 0]),),
         forward_pass_of_token=np.array([[0, -1, 0, 0, -1]], np.int32),
@@ -149,7 +149,7 @@ def test_rank_without_weights_beside_one_that_has_them_all_is_no_term_without_gr
 
 
 def test_where_nothing_is_left_no_others_are_said_to_be_right() -> None:
-    """One active token, and it weighs nothing: the other sample has none."""
+    """The step's only active token weighs nothing, so no active token is left to be right."""
     diagnosis = Given(steps=(step_of([1], [0]),)).diagnosis(np.zeros(2))
 
     assert diagnosis.name == "term_without_gradient"
@@ -168,7 +168,7 @@ OVERLAPPING = replace(
 def test_last_micro_batch_that_an_overlapping_reduction_misses_is_named(
     forward_pass_of_token: np.ndarray,
 ) -> None:
-    """The last micro-batch of the other rank has no active token, or one that was reduced."""
+    """The first rank's last micro-batch has no active token, or had its gradient reduced."""
     given = replace(OVERLAPPING, forward_pass_of_token=forward_pass_of_token)
     diagnosis = given.diagnosis(without(given, SAMPLES == 4))
 
@@ -191,7 +191,7 @@ def test_no_reduction_was_too_early_without_overlap_or_if_a_later_micro_batch_is
 
 
 UNHELD = replace(TWO, forward_pass_of_token=np.where(SAMPLES == 4, -1, BY_SAMPLE))
-"""No rank has the last sample."""
+"""`TWO`, but no rank holds the last sample."""
 
 
 def test_tokens_that_no_rank_held_are_named() -> None:
@@ -225,7 +225,7 @@ def test_sample_that_came_twice_is_named() -> None:
 
 
 def test_samples_that_came_twice_and_are_counted_are_named() -> None:
-    """Five samples and two of them again are seven."""
+    """Two of five samples came twice, so seven samples are counted."""
     given = replace(TWO, mode=Mode.SAMPLE_MEAN)
     diagnosis = given.diagnosis(np.where(SAMPLES >= 3, 2, 1) * given.weights * 5 / 7)
 
@@ -236,7 +236,7 @@ def test_samples_that_came_twice_and_are_counted_are_named() -> None:
 
 
 def test_sample_that_came_twice_among_three_and_is_counted_is_named() -> None:
-    """Its weight is 2 · 3 / 4 of the right one, and that of the others three quarters."""
+    """The repeated sample weighs 2 · 3/4 of what is right, and the others weigh 3/4."""
     given = Given(mode=Mode.SAMPLE_MEAN, steps=(step_of([1], [1], [1], groups=range(3)),))
     diagnosis = given.diagnosis(np.array([2, 1, 1]) / 4)
 
@@ -261,7 +261,7 @@ def test_uneven_micro_batches_are_told_apart() -> None:
 
 
 def test_step_of_one_sample_is_not_lost_as_a_sample() -> None:
-    """Losing all of it leaves nothing that is right."""
+    """If the only sample is lost, no token is left that could be right."""
     one = step_of([1, 1])
 
     assert Given(steps=(one,)).diagnosis(np.zeros(2)).name == "term_without_gradient"

@@ -45,13 +45,13 @@ from tests.jobs import step_of
 
 
 def denominators(given: Given, name: str) -> list[list[float]]:
-    """The denominators of the active tokens of samples that have some, for each such mistake."""
+    """The denominators of all tokens with a weight, for each prediction of a mistake."""
     weights = [mistake.weights for mistake in predictions(given.context) if mistake.name == name]
     return [np.round(1 / w[w != 0], 9).tolist() for w in weights]
 
 
 def of_samples(a: float, b: float, d: float, e: float) -> list[float]:
-    """One number for each sample with active tokens: 2, 1, 4 and 3 of them."""
+    """Each sample's number, once for each of its 2, 1, 4 and 3 active tokens."""
     return [a] * 2 + [b] + [d] * 4 + [e] * 3
 
 
@@ -82,7 +82,7 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         (SAMPLE, "masked_tokens_counted", [of_samples(15, 5, 25, 15)]),
         (SAMPLE, "prompt_tokens_counted", [of_samples(20, 15, 40, 20)]),
         (TOKEN, "empty_samples_counted", [[11.0] * 10]),
-        # The third sample is a micro-batch of its own; a third of each rank would be of padding.
+        # The third sample is a micro-batch of its own; with three, each rank's last is padding.
         (TOKEN, "empty_micro_batches_counted", [[11.0] * 10]),
         (
             replace(TOKEN, layout=Layout(dp=2, micro_batches=3)),
@@ -91,13 +91,13 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         ),
         (TOKEN, "masked_tokens_counted", [[14.0] * 10]),
         (TOKEN, "prompt_tokens_counted", [[22.0] * 10]),
-        # Responses, and sequences, of four micro-batches: 4, 2, 5, 3 tokens, and 7, 3, 8, 4.
+        # Four micro-batches have responses of 4, 2, 5 and 3 tokens, and sequences of 7, 3, 8 and 4.
         (
             TOKEN,
             "packed_length_as_divisor",
             [of_samples(16, 16, 20, 12), of_samples(28, 28, 32, 16)],
         ),
-        # The third sample, of two tokens in the second group, is left out, and counted before.
+        # The third sample, two tokens of the second group, is left out but still counted.
         (replace(TOKEN, layout=FILTERED), "truncated_samples_counted", [[12.0] * 10]),
         (replace(PROMPT, layout=FILTERED), "truncated_samples_counted", [of_samples(9, 9, 18, 9)]),
         (TOKEN, "truncated_samples_counted", []),
@@ -117,9 +117,9 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
             "padding_counted",
             [
                 [25.0] * 10,  # the longest response of the step has 5 tokens
-                of_samples(15, 15, 25, 25),  # those of ranks 3 and 5
-                of_samples(15, 15, 25, 15),  # those of micro-batches 3, 2, 5 and 3
-                of_samples(25, 25, 25, 15),  # the first and second ones of both ranks are alike
+                of_samples(15, 15, 25, 25),  # the longest of the ranks 3 and 5
+                of_samples(15, 15, 25, 15),  # the longest of micro-batches 3, 2, 5 and 3
+                of_samples(25, 25, 25, 15),  # the longest of both ranks' first, or second, ones
                 [40.0] * 10,  # the longest sequence has 8
                 of_samples(20, 20, 40, 40),
                 of_samples(20, 20, 40, 20),
@@ -161,9 +161,9 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
                 of_samples(3, 3, 5, 3),
                 of_samples(20, 20, 40, 20),  # their longest sequences
                 of_samples(4, 4, 8, 4),
-                of_samples(15, 15, 35, 15),  # less a token
+                of_samples(15, 15, 35, 15),  # the longest sequences, less one token
                 of_samples(3, 3, 7, 3),
-                of_samples(25, 25, 25, 15),  # the first and second ones of both ranks are alike
+                of_samples(25, 25, 25, 15),  # the longest of both ranks' first, or second, ones
                 of_samples(5, 5, 5, 3),
                 of_samples(40, 40, 40, 20),
                 of_samples(8, 8, 8, 4),
@@ -180,23 +180,23 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
                 of_samples(24, 24, 28, 12),
             ],
         ),
-        # Of 3, 1, 1, 4, 3 and 0 tokens before rejection, the first and third sample lost one.
+        # Samples had 3, 1, 1, 4, 3 and 0 tokens before rejection took one of the first and third.
         (BEFORE_TOKEN, "rejection_left_out", [[12.0] * 12]),
         (BEFORE_SAMPLE, "rejection_left_out", [[18.0] * 3 + [6.0] * 2 + [24.0] * 4 + [18.0] * 3]),
-        # Ranks hold 3 samples, 2 prompts, 3 tokens; 2 samples, 2 prompts, 7 tokens.
+        # One rank has 3 samples, 2 prompts and 3 tokens; the other 2 samples, 2 prompts, 7 tokens.
         (SAMPLE, "tokens_counted_per_rank", [of_samples(10, 5, 20, 15)]),
         (SAMPLE, "denominators_per_rank", [of_samples(12, 6, 16, 12)]),
         (TOKEN, "tokens_counted_per_rank", [of_samples(3, 3, 7, 7)]),
         (TOKEN, "denominators_per_rank", [of_samples(6, 6, 14, 14)] * 2),
         (CONSTANT, "denominators_per_rank", [of_samples(240, 240, 160, 160)]),
-        # Micro-batches of 2, 1, 1 and 1 samples, 3, 0, 4 and 3 tokens; two of each rank's two.
+        # Four micro-batches, two on each rank, have 2, 1, 1 and 1 samples and 3, 0, 4 and 3 tokens.
         (TOKEN, "tokens_counted_per_micro_batch", [of_samples(3, 3, 4, 3)]),
         (TOKEN, "denominators_per_micro_batch", [of_samples(12, 12, 16, 12)] * 2),
         (CONSTANT, "denominators_per_micro_batch", [of_samples(320, 320, 160, 160)]),
         (SAMPLE, "micro_batch_means_added_up", [of_samples(4, 2, 4, 3), of_samples(8, 4, 8, 6)]),
         (TOKEN, "micro_batch_means_added_up", [of_samples(3, 3, 4, 3), of_samples(6, 6, 8, 6)]),
         (
-            # The first sample is with the third, which has no token and may not count.
+            # The first micro-batch has the first and third samples; the third is empty.
             replace(SAMPLE, forward_pass_of_token=SCATTERED),
             "micro_batch_means_added_up",
             [
@@ -215,21 +215,21 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
             "denominators_per_micro_batch",
             [of_samples(160, 160, 160, 160)],
         ),
-        # The first ones of both ranks have 7 tokens, the second ones 3.
+        # The first micro-batches of both ranks have 7 tokens together, the second ones 3.
         (TOKEN, "tokens_counted_per_micro_batch_of_all_ranks", [of_samples(7, 7, 7, 3)]),
         (TOKEN, "denominators_per_micro_batch_of_all_ranks", [of_samples(14, 14, 14, 6)] * 2),
-        # One rank of three micro-batches; the other has one, or two of padding besides.
+        # One rank has three micro-batches; the other has one, and may be given two of padding.
         (UNEQUAL, "tokens_counted_per_micro_batch_or_padding", [of_samples(2, 1, 7, 7)]),
         (UNEQUAL, "denominators_per_micro_batch_or_padding", [of_samples(12, 6, 42, 42)] * 2),
-        # Four ranks have one token and two, three and one of the first two micro-batches.
+        # A token is divided by its rank's tokens in its micro-batch: between one and three.
         (
             SLICES,
             "tokens_counted_per_cp_slice_of_a_micro_batch",
             [[1.0] + [2.0] * 2 + [3.0] * 3 + [1.0] * 2 + [2.0] * 2],
         ),
-        # Ten tokens and one of the empty sample.
+        # Ten active tokens, and one counted for the empty sample.
         (SAMPLE, "weights_of_token_mean_counting_empty_samples", [[11.0] * 10]),
-        # Micro-batches of 7, 3, 8 and 4 tokens with prompts: two ranks count 3, 1, 4 and 2 each.
+        # Of 7, 3, 8 and 4 tokens, prompts included, each of two slices counts 3, 1, 4 and 2.
         (SLICES, "cp_shares_rounded_down", [[10 * 20 / 22] * 10]),
         (PROMPT, "runs_counted_as_prompts", [of_samples(9, 9, 12, 9)]),
     ],
@@ -317,7 +317,7 @@ def test_step_that_is_alone_has_no_batch_to_count() -> None:
 
 
 def test_all_steps_of_the_batch_are_counted() -> None:
-    """Three tokens and one sample in the other step, as many prompts."""
+    """The other step has three tokens in one sample, and so one prompt."""
     before = step_of([1, 1, 1])
     token, sample, prompt = (
         Given(mode=mode, steps=(before, STEP))
@@ -339,7 +339,7 @@ EQUAL, BY_ROWS = MicroBatchWeight.EQUAL, MicroBatchWeight.BY_SAMPLES
 
 
 EMPTY_ON_ITS_OWN = passes([(slice(4), 0), (slice(6, 14), 1)], [(slice(4, 6), 0)])
-"""Two ranks: all samples but the third in two micro-batches; the third, which is empty, in one."""
+"""Two ranks: one has two micro-batches; the other's only micro-batch is the third, empty sample."""
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_means_over_micro_batches_worked_by_hand(
     weight: MicroBatchWeight,
     expected: tuple[float, ...],
 ) -> None:
-    """There are 3, 1 and 2 micro-batches; by samples, the first weighs two thirds of its rank's."""
+    """`UNEVEN` has 3 and 1 micro-batches on its ranks, `BY_SAMPLE` has 2 on each of its ranks."""
     given = replace(
         TOKEN,
         forward_pass_of_token=forward_pass_of_token,
@@ -405,9 +405,9 @@ def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
 @pytest.mark.parametrize(
     ("how", "weight", "expected"),
     [
-        # The second rank repeats a row with its first sample, and one on its own: 3 micro-batches.
-        # The first rank has one, or is given two of padding; or all of a rank have equally many
-        # rows, three and two.
+        # The second rank has three micro-batches, with a copy beside sample 3 and one alone. The
+        # first has one, or also two of padding; or all micro-batches of a rank have equally many
+        # rows: three, or two.
         (SAMPLES, EQUAL, [(12, 6, 48, 18), (36, 18, 48, 18), (12, 6, 48, 36)]),
         (TOKENS, EQUAL, [(6, 6, 24, 18), (18, 18, 24, 18)]),
         (SAMPLES, BY_ROWS, [(12, 6, 32, 24), (36, 18, 32, 24), (12, 6, 32, 48)]),
@@ -417,7 +417,7 @@ def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
 def test_repeated_rows_are_counted_where_they_are(
     how: AuxiliaryAggregation, weight: MicroBatchWeight, expected: list[tuple[float, ...]]
 ) -> None:
-    """One of the first rank's three samples in one micro-batch is empty."""
+    """The first rank has three samples in one micro-batch, one of which is empty."""
     given = replace(
         TOKEN, forward_pass_of_token=FILLED_UP, conventions=Conventions(micro_batch_weight=weight)
     )
@@ -435,9 +435,9 @@ def test_repeated_rows_are_counted_where_they_are(
 def test_micro_batch_of_padding_alone_counts_where_it_is_known_to_be_the_steps(
     steps: tuple[Step, ...], expected: list[float]
 ) -> None:
-    """One rank, ten active tokens, two forward passes, the second one without samples.
+    """A rank trains ten active tokens in its first of two passes; the second has no sample.
 
-    In a batch of two steps, that pass may be of the other step.
+    In a batch of two steps, the second pass may be of the other step.
     """
     whole = np.zeros((1, len(STEP.mask)), np.int32)
     context = Given(mode=Mode.TOKEN_MEAN, steps=steps, forward_pass_of_token=whole).context
@@ -489,7 +489,7 @@ def test_runs_of_a_group_that_is_not_adjacent_are_counted_each() -> None:
 
 
 def test_micro_batches_are_no_factor_where_ranks_have_unequally_many() -> None:
-    """Two on the first rank and three on the second; elsewhere, three on both."""
+    """First, the two ranks have two and three micro-batches; then both have three."""
     first = np.repeat([0, 0, 1, -1, -1], [3, 1, 2, 5, 3])
     second = np.array([-1] * 6 + [0] * 4 + [1] + [2] * 3)
     layout = Layout(dp=2, micro_batches="tokens")
@@ -511,7 +511,7 @@ def test_single_token_is_counted_in_the_place_of_samples() -> None:
 
 
 def test_counter_in_float32_stops_at_two_to_the_24th() -> None:
-    """Only counts are that large: the tokens themselves would take a gigabyte."""
+    """Only the counts are this large, as a step of so many tokens would take a gigabyte."""
     step = Step.of([Sample(prompt_length=1, loss_mask=[1], group=group) for group in range(3)])
     vars(step)["active_tokens"] = np.array([2**24, 1, 1])
     given = Given(mode=Mode.TOKEN_MEAN, steps=(step,))
@@ -522,11 +522,11 @@ def test_counter_in_float32_stops_at_two_to_the_24th() -> None:
 MISALIGNED = "log_probs_misaligned"
 
 ALTERNATING = np.array([1.0, -2.0] * 7)
-"""Derivatives of the losses of the 14 tokens of `STEP`: of a sample, 1 and -2, or -2 and 1."""
+"""The derivatives of the losses of the 14 tokens of `STEP`, 1 and -2 in turn."""
 
 
 def of_moved_losses(observed: list[float], given: Given = TOKEN) -> Measurement:
-    """Weights of the tokens of `STEP`, that are the gradient over each token's own derivative."""
+    """The measurement of weights: the gradient of each token of `STEP` over its derivative."""
     term = plain_term(given.context)
     return Measurement(
         terms=[term], observed=np.array(observed), tolerance=1e-6, derivatives=ALTERNATING
@@ -541,14 +541,14 @@ def of_moved_losses(observed: list[float], given: Given = TOKEN) -> Measurement:
             [0, -0.05, -0.2, 0, 0, 0, 0, -0.05, -0.2, -0.05, -0.2, 0, -0.2, -0.05],
             "1 position later in the row: 2 masked tokens have a weight",
         ),
-        # And by that of the token before it.
+        # Each loss is divided by the derivative of the token before it.
         (
             [-0.2, 0, 0, 0, 0, 0, -0.2, -0.05, -0.2, 0, 0, -0.05, -0.2, 0],
             "1 position earlier in the row",
         ),
-        # Two behind it, which has the same derivative.
+        # The token two positions behind it has the same derivative.
         ([0, 0, 0.1, 0, 0, 0, 0, 0, 0.1, 0.1, 0.1, 0, 0, 0.1], "2 positions later in the row"),
-        # The fourth sample alone.
+        # Only the losses of the fourth sample are moved.
         (
             [0.1, 0.1, 0, 0.1, 0, 0, 0, -0.05, -0.2, -0.05, -0.2, 0.1, 0.1, 0.1],
             "1 position later in the row: 1 masked tokens have a weight",
@@ -589,10 +589,10 @@ def test_nothing_is_misaligned_that_is_right_or_lost_or_has_its_own_advantage(
 
 
 def test_ratio_of_a_sequence_is_that_of_the_tokens_its_losses_are_moved_to() -> None:
-    """GSPO: two tokens of 2 and 3 log-ratios, and one position behind them without a difference.
+    """GSPO: two tokens have log-ratios of 1/4 and 3/8, and the position behind them one of 0.
 
-    The loss of the first meets the second token, and that of the second the position behind: their
-    ratio is exp((3/8 + 0) / 2), and the second token's derivative of it is 1/2 · -A.
+    The first token's loss meets the second token, and the second token's the position behind: the
+    ratio is exp((3/8 + 0) / 2), and its derivative by the second log-ratio has a factor of 1/2.
     """
     step = step_of([1, 1])
     context = Given(steps=(step,)).context
@@ -613,7 +613,7 @@ def test_ratio_of_a_sequence_is_that_of_the_tokens_its_losses_are_moved_to() -> 
 
 
 def test_logged_share_of_clipped_tokens_looks_at_the_next_tokens_ratios() -> None:
-    """9 of 52 tokens instead of 22 in the micro-batch of width 11, 14 of 51 in that of 12."""
+    """In a micro-batch of width 11, 9 of 52 tokens seem clipped, not 22; of width 12, 14 of 51."""
     [case] = [one for one in CORPUS if one.name == "split_groups"]
     [step], layout = case.steps, Layout(cp=2, micro_batches=2, format="bshd")
     context = Given(

@@ -34,10 +34,10 @@ SAMPLE = ProbedBatch((STEP,)).sample
 CUT = TokenPlacement(
     dp_rank=SAMPLE // 4, cp_rank=np.arange(len(SAMPLE)) % 2, micro_batch=SAMPLE % 4 // 2
 )
-"""Two micro-batches of two samples on each of two data-parallel ranks, of two slices each."""
+"""Two data-parallel ranks of two slices, each with two micro-batches of two samples."""
 
 SLICED = replace(CUT, dp_rank=0 * SAMPLE, micro_batch=0 * SAMPLE)
-"""Two slices of one micro-batch."""
+"""One micro-batch, cut into two slices."""
 
 
 def placement(objective: Objective) -> TokenPlacement:
@@ -85,13 +85,13 @@ def test_the_formulas_derivative_conforms(objective: Objective) -> None:
 
 @pytest.mark.parametrize("objective", OFF_POLICY)
 def test_step_has_clipped_tokens_and_others_of_either_sign(objective: Objective) -> None:
-    """Otherwise a mistake in clipping could not be seen."""
+    """Without such tokens, a mistake in clipping could not be seen."""
     tokens = ProbedBatch((STEP,), objective).policy_tokens
     clipped = policy_losses.clipped(tokens.ratios, tokens, CONSTANTS)[STEP.mask]
     positive = tokens.advantages[STEP.mask] > 0
 
     for sign in (positive, ~positive):
-        alike = objective in ONE_ADVANTAGE or objective is Objective.M2PO  # whose ratios are 1
+        alike = objective in ONE_ADVANTAGE or objective is Objective.M2PO  # M2PO's ratios are 1
         assert {*clipped[sign]} == {True, False} or alike
 
 
@@ -137,9 +137,9 @@ def test_every_wrong_derivative_is_named(
     assert {f"policy_loss/{name}" for name in names} <= set().union(*named)
     first, *others = judgement.clues.explanations
     assert set().union(*first) <= {f"policy_loss/{name}" for name in alike}
-    inferred = {f"policy_loss/{each}" for each in READ_OFF}  # which tokens without gradient seem
+    inferred = {f"policy_loss/{each}" for each in READ_OFF}  # clipped tokens may look like these
     allowed = inferred | {f"policy_loss/{name}" for name in alike}
-    single = [parts[0] for parts in others if len(parts) == 1]  # two may make up one factor
+    single = [parts[0] for parts in others if len(parts) == 1]  # two may combine to one factor
     assert allowed.issuperset(each for part in single for each in part)
 
 
@@ -160,7 +160,7 @@ def test_wrong_weights_are_found_under_a_right_derivative(objective: Objective) 
 
 
 def test_factor_and_wrong_derivative_are_both_found() -> None:
-    """Twice the gradient of a loss that is not clipped, on two context-parallel ranks."""
+    """The gradient is twice that of the unclipped loss, on two context-parallel ranks."""
     unclipped = replace(CONSTANTS, clip_low=np.inf, clip_high=np.inf)
     tokens = ProbedBatch((STEP,), Objective.OFF_POLICY).policy_tokens
     gradient = 2 * weights() * policy_losses.ppo(tokens, unclipped)
@@ -185,7 +185,7 @@ def test_gradient_of_a_clipped_token_is_no_mistake_in_weights() -> None:
 
 
 def test_tokens_that_are_lost_are_not_those_that_are_clipped() -> None:
-    """Tokens of the first sample, one of them clipped."""
+    """All tokens of the first sample are lost; one of them is clipped anyway."""
     gradient = right(Objective.OFF_POLICY)
     gradient[: STEP.response_lengths[0]] = 0
 
@@ -195,7 +195,7 @@ def test_tokens_that_are_lost_are_not_those_that_are_clipped() -> None:
 
 
 def test_tokens_that_are_clipped_whatever_the_rule_are_not_lost() -> None:
-    """Tokens of either sign of advantage are clipped on both sides."""
+    """Tokens are clipped on both sides, whatever the sign of their advantage."""
     tokens = ProbedBatch((STEP,), Objective.OFF_POLICY).policy_tokens
     of_other_sign = policy_losses.ppo(replace(tokens, advantages=-tokens.advantages), CONSTANTS)
     gradient = np.where(of_other_sign == 0, 0, right(Objective.OFF_POLICY))

@@ -58,10 +58,10 @@ SCREEN = 800
 """The height of a screen in pixels."""
 
 LEAST_ROW = 18
-"""The height in pixels of a row whose descenders are not clipped."""
+"""The least height in pixels of a row that does not cut descenders off."""
 
 SOON = 30
-"""Seconds after which a browser does nothing more, on a machine that has other work to do."""
+"""Seconds within which even a busy machine's browser has finished what it does."""
 
 MISTAKEN = mistaken()
 
@@ -79,7 +79,7 @@ class Browser:
         self.visit(f"{path.as_uri()}{fragment}")
 
     def visit(self, address: str) -> None:
-        """Load the page again, which a new fragment alone does not, and wait for its findings."""
+        """Load a page anew, even if only the fragment differs, and wait for its findings."""
         self.driver.get("about:blank")
         self.driver.get(address)
         self.until(lambda: self.texts("#count") != [""])
@@ -93,11 +93,11 @@ class Browser:
         return self.each(selector, "one.innerText ?? one.textContent")
 
     def content(self, selector: str) -> str:
-        """The text to the letter, blanks and all."""
+        """The exact text of an element, with all white space."""
         return str(self.each(selector, "one.textContent")[0])
 
     def bottoms(self, selector: str) -> list[float]:
-        """The bottoms of elements below the top of the page, in pixels."""
+        """The distances in pixels from the top of the window to the bottoms of elements."""
         return self.each(selector, "one.getBoundingClientRect().bottom")
 
     def click(self, selector: str) -> None:
@@ -111,7 +111,7 @@ class Browser:
         Select(self.driver.find_element(By.NAME, field)).select_by_value(value)
 
     def until(self, condition: Callable[[], bool]) -> None:
-        """Browsers follow links and open boxes in their own time."""
+        """Wait for a condition, as browsers take time to follow links and open boxes."""
         WebDriverWait(self.driver, SOON).until(lambda _: condition())
 
     def script(self, code: str, *arguments: object) -> Any:
@@ -202,7 +202,7 @@ def test_three_reports_with_six_causes_each_are_on_the_first_screen(browser: Bro
 
 
 def test_every_newest_version_is_a_row_with_its_worst_cause_in_full(browser: Browser) -> None:
-    """The committed page, without a network, on a screen of 1440 pixels."""
+    """The committed page is shown without a network, on a screen 1440 pixels wide."""
     page = ROOT / WEB_PAGE
     browser.driver.execute_cdp_cmd("Network.enable", {})
     browser.driver.execute_cdp_cmd("Network.setBlockedURLs", {"urls": ["http*"]})

@@ -23,7 +23,7 @@ PASSES = np.array(
         [NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0, 1, NONE],
     ]
 )
-"""dp = 2, cp = 2. Passes 0 to 3 and 5 of the first two ranks were of other steps."""
+"""The passes of dp = 2, cp = 2; those missing on the first two ranks were of other steps."""
 
 
 def test_tokens_are_where_a_rank_held_them() -> None:
@@ -84,7 +84,7 @@ def test_nothing_is_known_where_a_rank_does_not_tell() -> None:
 
 
 def test_rows_of_repeated_samples_fill_up_micro_batches() -> None:
-    """Two ranks of two passes; the second rank repeats a sample with its own, and on its own."""
+    """Two ranks have two passes; the second has copies, one beside its own sample and one alone."""
     passes = np.array([[0, 0, 1, -1], [-1, -1, -1, 0]], np.int32)
     rows = np.array([[2, 1], [2, 1]], np.int32)
     layout = Layout(dp=2)
@@ -108,7 +108,7 @@ def test_rows_are_added_over_context_parallel_ranks_and_unknown_unless_all_tell(
 
 
 def test_zigzag_slices_take_a_chunk_from_either_end() -> None:
-    """5 + 7 tokens are 4 chunks of 3: the response is predicted from positions 4 to 10."""
+    """12 tokens are 4 chunks of 3; the 7 of the response are predicted at positions 4 to 10."""
     step = Step.of([Sample(prompt_length=5, loss_mask=[1] * 7, group=0)] * 2)
 
     assert zigzag_rank(step, 2).tolist() == [1, 1, 1, 1, 1, 0, 0] * 2

@@ -26,7 +26,7 @@ ONE_CASE = ("--checks=weights", "-k", "uneven_lengths")
 
 
 def cases_on(*layouts: str) -> int:
-    """The number of times that the layouts run a case of the corpus."""
+    """The number of pairs of a layout and a case of the corpus that runs on it."""
     return sum(case.runs_on(Layout.parse(layout)) for case in CORPUS for layout in layouts)
 
 
@@ -172,7 +172,7 @@ def test_what_is_promised_may_not_be_declined_and_the_rest_may(
     status: int,
     expected: dict[str, tuple[str, str | None]],
 ) -> None:
-    """Refusals are in the framework's own words; missing features are skipped and counted."""
+    """Findings show refusals in the framework's own words; missing features are skipped tests."""
     result = command.run(tmp_path, adapter, "--layout=dp2-cp1-mb1-bshd", "-k", chosen)
 
     assert result.status == status, result.output

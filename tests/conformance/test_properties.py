@@ -36,7 +36,7 @@ from tests.pools import pool_of, trained
 Weigh = Callable[[Step, Aggregation, Layout], NDArray[np.float64]]
 
 BOUND = 2 * rounding.weight_bound("float32")
-"""The bound on the difference of two results that may each be off by the bound of a weight."""
+"""The bound on the difference of two weights, each of which may be off by its own bound."""
 
 FEW = settings(max_examples=60, deadline=None)
 """Settings of properties that train on ranks, which takes milliseconds."""
@@ -70,7 +70,7 @@ def test_permuting_samples_permutes_weights(
 
 @given(steps(), conventions())
 def test_every_mean_spreads_one_over_its_units(step: Step, chosen: Conventions) -> None:
-    """Weights of a mean add up to the share of its units that have active tokens."""
+    """Weights of a mean sum to 1, or to the share of non-empty units if empty ones count."""
     whole = Conventions(sample_unit=chosen.sample_unit, empty_units=EmptyUnits.EXCLUDED)
     assume(step.mask.any())
     for mode in MEANS:
@@ -86,7 +86,7 @@ pool = pool_of(NativeAdapter, 4)
 
 @pytest.fixture(scope="module")
 def weigh(pool: RankPool) -> Weigh:
-    """Trains one step on ranks; returns the weights of all response tokens, equal on all ranks."""
+    """A function that trains a step and returns its token weights, which all ranks agree on."""
 
     def weigh(step: Step, aggregation: Aggregation, layout: Layout) -> NDArray[np.float64]:
         outcome = trained(pool, job_of(step, aggregation=aggregation, layout=layout))
@@ -140,7 +140,7 @@ def test_no_advantages_of_any_batch_are_accused(
         rollouts=rollouts_of(ProbedBatch(batch, objective)),
         conventions=EstimatorConventions(),
     )
-    # Where all advantages are about the same, rounding errors are as large once they are whitened.
+    # Whitening nearly equal advantages makes rounding errors as large as the advantages.
     bound = estimate.rounding.max() * rounding.ratio_bound("float32", len(estimate.raw))
     assume(not estimate.estimator.whitens or bound < 0.1)
     outcome = trained(pool, job)
@@ -158,7 +158,7 @@ def test_any_step_on_any_layout_weighs_what_the_reference_says(
 
 
 def pick(step: Step, order: list[int]) -> Step:
-    """The same samples in another order."""
+    """The step with its samples in another order."""
     masks = [step.mask[response] for response in step.responses]
     return Step.of(
         [

@@ -29,7 +29,7 @@ FULL = QUICK.extended_to(())
 
 
 def pairs(cells: Iterable[object]) -> set[tuple[object, ...]]:
-    """The pairs that are checked together, computed in another way."""
+    """The pairs of properties that cells check, computed independently of the plan's own code."""
     found: set[tuple[object, ...]] = set()
     for cell in cells:
         if type(cell) is not MatrixCell or cell.spec.law:
@@ -72,7 +72,7 @@ def test_rollouts_of_several_samples_are_stored_and_cut_in_every_way() -> None:
 
 
 def test_each_mode_sees_fewer_tokens_than_ranks_without_options() -> None:
-    """As in ms-swift 4.6 on Megatron, where a rank's half of a token is counted as a whole one."""
+    """As in ms-swift 4.6 on Megatron, which counts a rank's share of half a token as one token."""
 
     def modes(plan: Plan) -> set[Mode]:
         return {
@@ -88,7 +88,7 @@ def test_each_mode_sees_fewer_tokens_than_ranks_without_options() -> None:
 
 
 def test_each_mode_sees_several_steps_of_one_generation() -> None:
-    """As in ms-swift 4.6 on DeepSpeed, which divides a step by the tokens of all of them."""
+    """As in ms-swift 4.6 on DeepSpeed, which divides each step by the tokens of all these steps."""
     layouts = tuple(create("ms_swift", "deepspeed").layouts())
     quick = Plan(layouts=layouts, size=PlanSize.QUICK)
 
@@ -106,7 +106,7 @@ def test_each_mode_sees_several_steps_of_one_generation() -> None:
 
 
 def test_each_check_sees_a_step_whose_counts_are_all_different() -> None:
-    """As in TRL 1.16, whose logged loss is divided by the micro-batches and not by the ranks."""
+    """As in TRL 1.16: its logged loss is divided by the number of micro-batches, not of ranks."""
 
     def checks(plan: Plan) -> set[str]:
         cells = (cell for cell in plan.cells() if type(cell) is MatrixCell)
@@ -128,7 +128,7 @@ def test_counts_are_different_if_no_two_of_them_are_equal() -> None:
 
 @pytest.mark.thorough
 def test_what_was_to_be_seen_in_declined_steps_is_looked_for_in_others() -> None:
-    """An uneven batch is declined on several ranks in all modes but one, and rejection in one."""
+    """All modes but one decline uneven batches on several ranks; one mode declines rejection."""
 
     def is_declined(cell: MatrixCell) -> bool:
         uneven = any(step.size % cell.layout.dp for step in cell.case.steps)

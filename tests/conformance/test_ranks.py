@@ -207,7 +207,7 @@ def test_a_collective_in_the_thread_of_a_backward_pass_has_torchs_line() -> None
 def test_a_rank_that_sleeps_and_waits_in_no_collective_does_not_hang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It may wait for a disk or a GPU."""
+    """A rank that sleeps may wait for a disk or a GPU."""
     monkeypatch.setattr(pool, "SECONDS_OF_QUIET", 0.1)
     with RankPool(broken.Slow(), None, size=2) as ranks:
         assert isinstance(ranks.run(job(ACTIVE)), Ran)

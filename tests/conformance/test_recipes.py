@@ -38,7 +38,7 @@ from tests.waiting import wait_for
 
 @pytest.fixture
 def read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recipes of the toy are read in a thread: only frameworks need a process of their own."""
+    """Read recipes of the toy in a thread, as only frameworks need a separate process."""
     monkeypatch.setattr(
         "conformance.recipes.running.ProcessPoolExecutor",
         lambda workers, **_: ThreadPoolExecutor(workers),
@@ -55,7 +55,7 @@ def of_words(*typed: str) -> Recipe:
 
 @pytest.fixture(scope="module")
 def right_run() -> Run:
-    """The whole run of a right recipe."""
+    """The complete run of a right recipe."""
     return run(
         "tests.reading:Reading",
         Typed(words=("bonus=0.01",)),
@@ -65,7 +65,7 @@ def right_run() -> Run:
 
 
 def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """The status of a command, its output, and its complaint."""
+    """The exit status of `recipe`, its output, and its error output."""
     status = cli.main(["recipe", *arguments])
     printed = capsys.readouterr()
     return status, printed.out, printed.err
@@ -123,7 +123,7 @@ def test_recipe_that_cannot_be_trained_is_not_acquitted() -> None:
 def knows(
     monkeypatch: pytest.MonkeyPatch, *mistakes: tuple[str, str], needs: tuple[str, ...] = ()
 ) -> None:
-    """Let these names and reasons be all that is known of the toy."""
+    """Make mistakes with these names and reasons the only known mistakes of the toy."""
     of_all = {"line": "toy.py:1", "needs": needs}
     entries = [
         KnownMistake.model_validate({"name": name, "reason": reason, **of_all})
@@ -137,7 +137,7 @@ def knows(
 def test_mistake_that_only_a_law_shows_is_known_and_its_rewards_are_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One example is NeMo-RL, whose deviation of rewards cancels."""
+    """One example is NeMo-RL, whose standard deviation of rewards loses digits by cancelling."""
     knows(monkeypatch, ("difference_of_squares", "A variance cancels."))
     found = answered("tests.reading:Squaring", Typed(), budget=PATIENT)
 
@@ -167,7 +167,7 @@ def test_number_that_a_law_moves_is_known_by_its_own_name(monkeypatch: pytest.Mo
 def test_mistake_is_excluded_only_by_a_batch_that_would_show_it(
     right_run: Run, monkeypatch: pytest.MonkeyPatch, needs: str, case: str | None
 ) -> None:
-    """One example is slime, which merges prompts only if a batch has another number of samples."""
+    """One example is slime: it merges prompts only if a batch lacks the configured size."""
     knows(monkeypatch, ("groups_merged", "Groups are merged."), needs=(needs,))
     found = answer(right_run)
 
@@ -179,7 +179,7 @@ def test_mistake_is_excluded_only_by_a_batch_that_would_show_it(
 def test_mistake_that_nothing_tells_from_a_known_one_is_known(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One example is prime-rl on one rank, where a mean over ranks is one over micro-batches."""
+    """One example is prime-rl on one rank: a mean over its ranks is one over micro-batches."""
     knows(monkeypatch, ("shares_of_all_ranks_averaged", "Shares are averaged."))
     found = answered("tests.reading:Sharing", Typed(words=("ranks=1",)), budget=PATIENT)
 
@@ -202,7 +202,7 @@ def test_page_has_the_sentence_first_and_needs_nothing_else(
 
 @pytest.mark.usefixtures("read_here")
 def test_objects_of_a_framework_stay_in_its_process() -> None:
-    """One example is ROLL, whose sections are classes that nothing else can load."""
+    """One example is ROLL: sections of its recipes are objects that other processes cannot load."""
     assert read(Objecting(), None, Typed()).values["schedule"] == {"of": ["it", 1]}
 
 
@@ -252,7 +252,7 @@ def test_bad_input_is_one_line_before_any_rank_starts(
     arguments: list[str],
     complaint: str,
 ) -> None:
-    monkeypatch.setattr("conformance.recipes.running.RankPool", None)  # none may be started
+    monkeypatch.setattr("conformance.recipes.running.RankPool", None)  # no rank may be started
     status, said, complained = told(capsys, "--adapter=tests.reading:Reading", *arguments)
 
     assert status == cli.USAGE_ERROR
@@ -320,7 +320,7 @@ def test_batches_that_a_recipe_never_has_are_left_out() -> None:
 
 
 def test_rewards_at_masked_tokens_are_of_no_recipe_that_masks_none() -> None:
-    """One example is verl with one turn: only a tool's last answer makes it lose a reward."""
+    """One example is verl, which loses a reward only if a response ends in a tool's output."""
     description, layout = Reading().describe(), Layout(dp=2, micro_batches=2)
     offered = {*description.objectives, Objective.REINFORCE_PP}
     description = replace(description, objectives=frozenset(offered))
@@ -335,7 +335,7 @@ def test_rewards_at_masked_tokens_are_of_no_recipe_that_masks_none() -> None:
 
 
 def test_critic_is_no_estimator_of_a_recipe_without_one() -> None:
-    """One example is AReaL, where batches may be whitened with a critic and without."""
+    """One example is AReaL, where advantages may be whitened with or without a critic."""
     switched = {"critic": True}
     record = replace(
         TOY,
@@ -353,7 +353,7 @@ def test_critic_is_no_estimator_of_a_recipe_without_one() -> None:
 
 
 def test_critic_is_looked_at_in_the_batches_of_its_checks() -> None:
-    """No other run reads the log of a critic's several steps; verl's was once called missing."""
+    """Other cases may make a critic's log unreadable: verl's was once called missing."""
     record = replace(TOY, objectives={**TOY.objectives, Objective.VALUE: {"critic": True}})
     with_critic = replace(of_words(), values={**of_words().values, "critic": True})
     layout = Layout(dp=2, micro_batches=2)
@@ -436,7 +436,7 @@ def test_what_skyrl_refuses_is_refused_in_its_words(word: str, refusal: str) -> 
 
 
 def test_reduction_is_that_which_options_choose_and_not_one_that_a_job_decides() -> None:
-    """One example is verl, where the option of a mode with a divisor depends on the job."""
+    """One example is verl, where a job decides which option chooses a mode with a divisor."""
     of_job = {"reduction": lambda _: "fixed"}
     record = replace(TOY, modes={**TOY.modes, "fixed": (Mode.CONSTANT, of_job)})
 

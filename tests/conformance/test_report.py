@@ -59,7 +59,7 @@ def test_there_are_committed_reports_and_none_is_left_uncompressed() -> None:
 
 
 def test_published_schema_is_up_to_date() -> None:
-    """Renew it with `python -m conformance.findings.report`."""
+    """`python -m conformance.findings.report` writes the schema again."""
     assert SCHEMA.read_text() == json_schema(Report, SCHEMA_NAME)
     assert json.loads(SCHEMA.read_text())["$id"] == "urn:rl-loss-conformance:report:6"
     jsonschema.Draft202012Validator.check_schema(json.loads(SCHEMA.read_text()))
@@ -87,7 +87,7 @@ def test_committed_reports_are_complete_and_as_the_harness_writes_them(
 
 
 def test_committed_reports_satisfy_the_published_schema(committed: Committed) -> None:
-    """With one finding of each check and verdict, and its clues: all of them take minutes."""
+    """One finding of each check and verdict, with its clues, is validated: all take minutes."""
     document = json.loads(committed.text)
     kinds = {(found.check, found.verdict): found.id for found in committed.report.findings}
     chosen = [found for found in document["findings"] if found["id"] in kinds.values()]

@@ -19,10 +19,10 @@ from reference.weights import token_weights
 from tests.jobs import job_of, step_of
 
 STEP = step_of([1, 1, 1], [1, 1, 0], [1, 1], [1, 0], prompts=[1, 1, 2, 1], groups=[0, 0, 1, 2])
-"""Numbers of the response tokens are 2 to 4, 6 to 8, 11 to 12 and 14 to 15, as 0 is padding. The
-advantages 1, -1/2, 2, -1, 1/2, -2, -4 are cycled over them, and a loss is minus an advantage: -2,
-1, -1/2; 4, -1, (1/2); -1/2, 2; -1, (1/2). Sums of samples are -3/2, 3, 3/2 and -1: 2 in all, of 8
-active tokens, whose losses have a sum of 12 without their signs.
+"""A step whose response tokens have the ids 2 to 4, 6 to 8, 11 to 12 and 14 to 15; 0 is padding.
+By id, advantages cycle through 1, -1/2, 2, -1, 1/2, -2, -4, and a loss is minus an advantage: -2,
+1, -1/2; 4, -1, (1/2); -1/2, 2; -1, (1/2). The samples' sums of active losses are -3/2, 3, 3/2 and
+-1: 2 in all, of 8 active tokens. The absolute values of these losses sum to 12.
 """
 
 EXPECTED = 2 / 8
@@ -34,12 +34,12 @@ PASSES = (
     np.array([0, 0, 0, 1, 1, 1, -1, -1, -1, -1]),
     np.array([-1, -1, -1, -1, -1, -1, 0, 0, 0, 0]),
 )
-"""The first rank has two micro-batches of a sample each, the second one of two samples."""
+"""The first rank has two micro-batches of one sample; the second has one, of two samples."""
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges numbers as if the ranks had reported them of one step."""
+    """Judges numbers as if ranks had logged them as policy losses."""
 
     layout: Layout = ONE_RANK
     mode: Mode = Mode.TOKEN_MEAN
@@ -83,7 +83,7 @@ def test_reported_mean_of_all_ranks_conforms() -> None:
 
 
 def test_error_is_relative_to_the_losses_without_their_signs_and_the_largest_is_kept() -> None:
-    """The sum cancels to a sixth of its summands' sizes, and may be off by six times as much."""
+    """The sum is a sixth of the sum of absolute values, so the bound on its error is six-fold."""
     bound = reported_bound(8, "float32")
     offs = [0.5, 0.9, -0.3]
     judgement = Judge()(*(EXPECTED + off * bound * MAGNITUDE for off in offs))
@@ -170,14 +170,13 @@ def test_loss_of_another_mode_is_named() -> None:
     ("reported", "name", "words", "also"),
     [
         (
-            1.5 / 8,  # of the first rank; by chance the mean over samples too
+            1.5 / 8,  # the first rank's share; by chance the mean over samples, too
             "weights_of_sample_mean",
             "reduced as sample_mean",
             ["not_reduced_over_dp", "not_reduced_over_ranks"],
         ),
         (
-            0.5
-            / 8,  # of the second, by chance a quarter, as if its four micro-batches were averaged
+            0.5 / 8,  # the second rank's share; by chance also a quarter of what is right
             "divided_by_samples",
             "an extra division by samples = 4",
             ["not_reduced_over_dp", "not_reduced_over_ranks", "shares_of_all_ranks_averaged"],
@@ -203,7 +202,7 @@ def test_part_of_the_loss_is_named(reported: float, name: str, words: str, also:
 
 
 def test_share_of_a_slice_is_named() -> None:
-    """Every second token is on the other context-parallel rank."""
+    """Each of two context-parallel ranks has every other token."""
     even = np.arange(10) % 2 == 0
     passes = tuple(np.where(mine, 0, -1) for mine in (even, ~even))
     share = (-2 - 0.5 - 1 - 0.5 - 1) / 8
@@ -236,7 +235,7 @@ def test_zero_that_no_mistake_predicts_is_called_nothing() -> None:
 
 
 def test_small_share_of_a_term_may_be_off_by_the_rounding_of_the_whole_sum() -> None:
-    """The loss has only the first token's entropy, and rounds like all its terms."""
+    """The loss lacks all entropies but the first, and is off by the rounding of all its terms."""
     first = np.arange(10) == 0
     passes = tuple(np.where(mine, 0, -1) for mine in (first, ~first))
     aggregation = Aggregation(Mode.TOKEN_MEAN)

@@ -79,7 +79,7 @@ def test_source_is_named_as_far_as_the_report_knows_it(
 
 
 def test_adapter_is_named_as_it_was_given(tmp_path: Path) -> None:
-    """A class that no entry point names is found only by its module."""
+    """A class without an entry point can only be named as `module:Class`."""
     place = "tests.minimal.mistaken:DrivingAMistake"
     few = ("--layout=dp1-cp1-mb1-bshd", "--checks=weights", "-k", "sample_mean/uneven_lengths")
     first = command.run(tmp_path, place, *few)

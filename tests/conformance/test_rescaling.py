@@ -1,6 +1,6 @@
-"""A right trainer that clips gradients, scales losses or skips steps is told so, and not accused.
+"""Right trainers that clip gradients, scale losses or skip steps get advice, and are not accused.
 
-Each trainer is that of `tests/tinyrl` with a few lines that trainers have, driven by the adapter
+Each trainer is `tests/tinyrl` with a few added lines that real trainers have, driven by the adapter
 that docs/adapters.md shows.
 """
 
@@ -36,13 +36,13 @@ PARAMETERS = "self.model.parameters()"
 
 
 def before_the_step(line: str) -> str:
-    """The trainer with a line before its optimizer step."""
+    """The code of the trainer with a line inserted before its optimizer step."""
     assert OPTIMIZER_STEP in TINYRL
     return TINYRL.replace(OPTIMIZER_STEP, f"        {line}\n{OPTIMIZER_STEP}")
 
 
 def with_divisor_of_zero(trainer: str = TINYRL) -> str:
-    """The trainer, whose gradient is NaN in a step without active tokens."""
+    """The code of the trainer, changed so that steps without active tokens have NaN gradients."""
     assert "total.clamp(min=1)" in trainer
     return trainer.replace("total.clamp(min=1)", "total")
 
@@ -110,7 +110,7 @@ CASES = ("-k", "one_token or no_active_token or two_steps or uneven_lengths")
 def test_run_names_what_a_right_trainer_does_to_gradients_and_accuses_nothing(
     tmp_path: Path, trainer: str, name: str, says: str, shown: int
 ) -> None:
-    """``shown`` findings show it; in the others gradients are small, zero or not skipped."""
+    """``shown`` findings show it; in the others, gradients are too small, zero or not skipped."""
     result = command.run(tmp_path, write(tmp_path, trainer), *FEW, *CASES)
     report = command.load(tmp_path / "reports" / "latest" / "tinyrl.json")
     verdicts = Counter(finding.verdict for finding in report.findings)
@@ -123,7 +123,7 @@ def test_run_names_what_a_right_trainer_does_to_gradients_and_accuses_nothing(
 
 
 def test_skipped_step_that_the_adapter_does_not_hand_over_is_not_driven(tmp_path: Path) -> None:
-    """The adapter of docs/adapters.md, which takes the gradients of all steps at the end."""
+    """The adapter is that of docs/adapters.md: it reads the gradients of all steps at the end."""
     place = write_tinyrl(tmp_path, SKIPPING)
     result = command.run(tmp_path, place, *FEW, "-k", "weights and no_active_token")
     [found] = command.load(tmp_path / "reports" / "latest" / "tinyrl.json").findings
@@ -239,7 +239,7 @@ def test_step_after_a_skipped_one_is_judged() -> None:
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(dp=2, micro_batches=2), Layout(dp=3)], ids=str)
 def test_trial_has_two_steps_of_large_gradients_with_different_norms(layout: Layout) -> None:
-    """By hand: n tokens of advantage -4 weigh 1 / n; n more of advantage 1 halve the weights."""
+    """By hand: n tokens of advantage -4 weigh 1 / n; n more, of advantage 1, halve all weights."""
     tried = trial(replace(job_of(ONE), layout=layout))
     batch = ProbedBatch(tried.steps)
     samples = tried.steps[0].size

@@ -71,7 +71,7 @@ def test_on_the_default_branch_it_is_the_last_change(repository: Path) -> None:
 
 
 def test_a_shallow_clone_is_told_how_to_get_a_base(repository: Path, tmp_path: Path) -> None:
-    """As CI makes them: with the last commit of one branch only."""
+    """CI makes shallow clones, which have only the last commit of one branch."""
     for branch in ("change", "main"):
         to = tmp_path / branch
         git(tmp_path, "clone", "--depth=1", f"--branch={branch}", repository.as_uri(), str(to))
@@ -109,7 +109,7 @@ def test_the_lines_that_differ_are_those_of_python_files_of_the_package(reposito
 def test_the_lines_that_differ_are_found_wherever_the_files_are(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise no job would be known to run them."""
+    """If they were not found, no job would be known to run them."""
     folder = checkout(tmp_path / place / "slime")
     WITHOUT_CP.apply(folder / "slime")
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: tmp_path / place / "cache")
@@ -185,7 +185,7 @@ def test_jobs_in_a_mode_whose_code_changes_come_first_and_steps_of_several_soon(
 
 
 def test_checks_that_no_scout_is_of_are_looked_at() -> None:
-    """As with ``--checks=poison``."""
+    """With ``--checks=poison``, for example, no scout is of a chosen check."""
     driven = registry.create("slime")
     layouts = Layouts.of(driven)
     chosen = frozenset([Check.POISON])
@@ -302,7 +302,7 @@ def test_what_explains_most_findings_is_said_of_a_change_of_one_place() -> None:
 
 
 def test_lines_to_look_at_are_in_files_that_the_version_changes() -> None:
-    """The base has the other lines too, and is right."""
+    """The base has the suspected lines of other files, too, and is right."""
     suspects = [
         SuspectedLine(file=file, line=7, function="f", why="multiplies by 2")
         for file in ("accelerate/accelerator.py", "slime/loss.py")
@@ -447,7 +447,7 @@ X, Y = (f"weights/token_mean/{case}/dp1-cp2-mb1-thd" for case in ("two_steps", "
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[str, Report]:
-    """The reports that runs of base and head write at once."""
+    """The reports that simulated runs of base and head write; tests fill it."""
     reports: dict[str, Report] = {}
 
     def start(folder: str, output: IO[str], *arguments: str) -> subprocess.Popen[str]:
@@ -512,7 +512,7 @@ def test_a_folder_that_takes_no_reports_is_refused_before_any_run(
 def test_two_reviews_with_one_folder_both_have_a_verdict(
     repository: Path, made: dict[str, Report], tmp_path: Path
 ) -> None:
-    """The later one is begun and ended while the earlier one runs."""
+    """The second review begins and ends while the first one runs."""
     made.update(base=report(right(X)), head=report(right(X)))
     folder = tmp_path / "reports"
     begun: list[int] = []

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.processes
 
 SECONDS_TO_END = 5.0
-"""For all processes of a review that is told to end, on a machine that has time for them."""
+"""Seconds in which all processes of an interrupted review must end, on a machine that is idle."""
 
 OF_BOTH = re.compile(r"s: worse: |[1-9]\d* findings? of both")
 """The words of a review once both versions have a finding."""
@@ -43,14 +43,14 @@ LAYOUT = "--layout=dp1-cp2-mb1-thd"
 
 
 class Phase(NamedTuple):
-    """A moment of a review: the function it is in, and whether both versions have findings then."""
+    """A moment of a review: the function that runs, and whether both versions have findings."""
 
     home: object
     name: str
     has_findings: bool
     seconds: float = 60.0
     calls: int = 0
-    """The number of calls of the function that come before."""
+    """The number of calls of the function before the one to wait in."""
 
 
 PHASES = {
@@ -72,7 +72,7 @@ MOMENTS = [
     ("report of a version", signal.SIGINT, TO_ALL),
     ("sentence", signal.SIGTERM, TO_ONE),
 ]
-"""Each phase and each signal, to the command alone and to its group."""
+"""Moments that cover each phase and each signal, sent to the command alone or to its group."""
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +122,7 @@ def test_a_review_is_ended(
 
 
 def _server() -> int:
-    """The process that ranks of tests are forked from."""
+    """The id of the process from which the ranks of tests are forked."""
     command.warm_context()
     pid = forkserver._forkserver._forkserver_pid
     assert pid is not None
@@ -130,12 +130,12 @@ def _server() -> int:
 
 
 def _review(repository: Path, folder: Path, phase: str) -> None:
-    """Review in a session of its own, which dwells on a phase."""
+    """Run a review in a session of its own, which waits in a phase."""
     os.setsid()
     with (folder / "output").open("wb") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
-    # A shell starts what runs in the background, as tests may, with these ignored.
+    # A shell starts background jobs, such as these tests, with these signals ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     _dwell(PHASES[phase], folder / "here")
@@ -149,7 +149,7 @@ def _review(repository: Path, folder: Path, phase: str) -> None:
 
 
 def _dwell(phase: Phase, note: Path) -> None:
-    """Stay in a function, once, and leave a note of it."""
+    """Make a phase's function wait in one call, and touch the file ``note`` before that."""
     before, calls = getattr(phase.home, phase.name), itertools.count()
 
     def stay(*given: object, **named: object) -> object:
@@ -162,7 +162,7 @@ def _dwell(phase: Phase, note: Path) -> None:
 
 
 def _forked(folder: str, output: IO[str], *arguments: str) -> command.Forked:
-    """Run pytest in a fork of this process, in its group."""
+    """Run pytest in a fork of this process, which stays in its process group."""
     context = multiprocessing.get_context("fork")
     process = context.Process(target=_pytest, args=(folder, output.name, arguments))
     process.start()

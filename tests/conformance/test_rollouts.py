@@ -33,9 +33,9 @@ STEPS = (
         ]
     ),
 )
-"""Three rollouts, of rewards 1, -1/2 and 9/4. Response tokens are numbers 2 and 3; 5 and 6; 8; 10
-and 11, whose values are 3/2 and 1/4; 1/2 and -1; 1/4; 1/2 and -1: means of active ones 7/8, 1/2,
-1/4 and nothing."""
+"""Four samples of three rollouts, whose rewards are 1, -1/2 and 9/4. The response tokens have ids 2
+and 3; 5 and 6; 8; 10 and 11, and values 3/2 and 1/4; 1/2 and -1; 1/4; 1/2 and -1. The means of
+active tokens' values are 7/8, 1/2, 1/4 and, in the last sample, 0."""
 
 RIGHT = {
     Metric.REWARD: (1 + 1 - 1 / 2 + 9 / 4) / 4,
@@ -50,7 +50,7 @@ PASSES = (
     (np.array([0, 0, -1, -1]), np.array([0, -1, -1])),
     (np.array([-1, -1, 0, 0]), np.array([-1, 0, 0])),
 )
-"""The passes of two ranks, which have a sample of each step: 4 and 5 active and other tokens."""
+"""The passes of two ranks, each with one sample of each step."""
 
 
 def judged(
@@ -111,7 +111,7 @@ def test_mistakes_in_the_mean_of_values_are_named(name: str, number: float) -> N
 
 
 def test_rollouts_count_once_where_they_are_the_units_of_means() -> None:
-    """A number for each sample is still averaged over samples; one rollout has two samples."""
+    """Values of tokens are averaged over rollouts, but numbers of samples over samples."""
     by_rollout = Conventions(sample_unit=SampleUnit.ROLLOUT)
     first = (3 / 2 + 1 / 4 + 1 / 2) / 3
 

@@ -1,4 +1,4 @@
-"""Losses that compare the tokens of a batch: by which tokens, and where a choice is arbitrary."""
+"""Losses that select tokens by comparing them: with which others, and how if some are equal."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -41,7 +41,7 @@ def judged(
     step: Step = STEP,
     is_told: bool = True,
 ) -> Judgement:
-    """The judgement on derivatives of the tokens of a step on one rank, times right weights."""
+    """The judgement on a gradient of right weights times these derivatives, on one rank."""
     spec = check_spec(f"off_policy.{objective}")
     job = job_of(step, layout=Layout(micro_batches=2), mode=Mode.TOKEN_MEAN, objective=objective)
     batch = ProbedBatch(job.steps, objective)
@@ -104,7 +104,7 @@ def test_a_step_without_active_tokens_has_nothing_to_compare(objective: Objectiv
 
 
 def test_either_of_two_equal_covariances_may_be_chosen() -> None:
-    """Covariances of two tokens are always equal: (a - b)·(p - q) / 4."""
+    """The covariances of a step's only two tokens are always equal: (a - b)·(p - q) / 4."""
     step, objective = step_of([1, 1]), Objective.COVARIANCE_PENALISED
     tokens = ProbedBatch((step,), objective).policy_tokens
     plain = policy_losses.importance_sampling(tokens, CONSTANTS)

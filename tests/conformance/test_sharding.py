@@ -1,4 +1,4 @@
-"""The samples that ranks trained on: those of two groups on two ranks."""
+"""The check `sharding`, on a step of two prompt groups on two ranks."""
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ def judged(
     conventions: Conventions = WHOLE,
     layout: Layout = Layout(dp=2),  # noqa: B008 - frozen
 ) -> Judgement | None:
-    """By the forward pass in which each rank held the four tokens, -1 where in none."""
+    """The judgement, given the pass in which each rank held each of four tokens; -1 for none."""
     job = job_of(STEP, mode=mode, layout=layout)
     observations = [
         Observation(token_weights=(), forward_passes=(np.array(held, np.int32),)) for held in passes

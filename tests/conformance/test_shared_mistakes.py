@@ -16,8 +16,8 @@ from tests.conformance.given import Given, passes
 SCATTERED = passes(
     [(slice(3), 0), (slice(4, 6), 0)], [(slice(3, 4), 1)], [(slice(6, 11), 0)], [(slice(11, 14), 1)]
 )
-"""Two data-parallel ranks of two context-parallel ranks that hold whole samples: the first with the
-third, and the second; the fourth, and the last."""
+"""Two data-parallel ranks of two slices, which hold whole samples: samples 0 and 2, then sample 1;
+samples 3, then 4."""
 
 CONTEXT = Given(
     mode=Mode.TOKEN_MEAN,
@@ -41,7 +41,7 @@ def weighed(term: LossTerm, kept: np.ndarray | float) -> np.ndarray:
 OF_ONE_RANK = np.repeat([1.0, 0.0, 1.0, 1.0, 0.0], [3, 1, 2, 5, 3])
 HALVED = np.repeat([1.0, 0.5, 1.0, 1.0, 1.0], [3, 1, 2, 5, 3])
 APART = weighed(POLICY, 1) + weighed(ENTROPY, OF_ONE_RANK) + weighed(KL, HALVED)
-"""Entropy is one context-parallel rank's, and a row of padding halves the second sample's."""
+"""A sum in which the entropy lacks a context-parallel rank, and padding halves sample 1's KL."""
 
 
 def diagnosis(total: np.ndarray, kl: LossTerm = KL, tolerance: float = 1e-9) -> Diagnosis:
@@ -75,7 +75,7 @@ def test_mistakes_of_auxiliary_terms_may_be_shared_with_another_one_of_the_polic
 
 
 def test_a_policy_loss_is_right_if_that_explains_as_much() -> None:
-    """Both explanations above are within the bound of a logged number."""
+    """The explanations of both tests above are within the bound of this logged number."""
     doubled = weighed(POLICY, 2) + weighed(ENTROPY, 1 / 2) + weighed(KL, 1 / 2)
     between = np.array([(APART.sum() + doubled.sum()) / 2])
     size = min(APART.sum(), doubled.sum())

@@ -43,7 +43,7 @@ def small(tmp_path: Path) -> Path:
 
 
 def shown(*arguments: str | Path, **environment: str) -> str:
-    """Through a pipe, as another program sees it."""
+    """The output of `show` through a pipe, as another program sees it."""
     return subprocess.run(
         [Path(sys.executable).with_name("rl-loss-conformance"), "show", *map(str, arguments)],
         env=os.environ | environment,
@@ -203,7 +203,7 @@ def test_diff_tells_by_its_exit_status_whether_something_is_worse(
 
 
 def test_a_report_is_shown_without_numpy() -> None:
-    """Importing it takes longer than reading a report."""
+    """Importing numpy takes longer than reading a report."""
     code = (
         "import sys; from conformance import cli;"
         f" cli.main(['show', {os.fspath(REPORT)!r}]);"

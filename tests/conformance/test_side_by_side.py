@@ -25,7 +25,7 @@ def sizes(outcomes: Iterable[Ran | Declined | Crashed]) -> list[int]:
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_outcomes_come_in_the_order_of_their_jobs(size: int) -> None:
-    """With cores for two pools, and with too few cores for one."""
+    """This holds if there are cores for two pools, and if there are too few for one."""
     with RankPool(NativeAdapter(), None, 1) as pool, SideBySide(pool, size) as ranks:
         several = [1, 2, 2, 1, 1]
 

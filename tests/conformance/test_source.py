@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def git(tmp_path: Path) -> Callable[..., str]:
-    """Runs git in a repository with two commits, a tag, a branch and a pull-request ref."""
+    """A function that runs git in a repository with two commits, a tag, a branch and a PR's ref."""
     repository = tmp_path / "checkout"
     repository.mkdir()
 

@@ -60,7 +60,7 @@ def job_of(config_case: ConfigCase, mode: Mode) -> Job:
 
 
 def observed(job: Job, aggregation: Aggregation, factor: float = 1.0) -> list[Observation]:
-    """Weights of some aggregation, times a factor."""
+    """The observation of the right weights of an aggregation, times a factor."""
     return [
         Observation(
             token_weights=tuple(factor * token_weights(step, aggregation) for step in job.steps)
@@ -69,7 +69,7 @@ def observed(job: Job, aggregation: Aggregation, factor: float = 1.0) -> list[Ob
 
 
 def accepted(case: ConfigCase, mode: Mode, *seen: Observation, factor: float = 1.0) -> Judgement:
-    """The judgement of the observation, or of the right weights times a factor."""
+    """The judgement of an observation; by default, of the right weights times a factor."""
     job = job_of(case, mode)
     weights = list(seen) or observed(job, job.aggregation, factor)
     return judge_acceptance(case, Trained(job, weights, Description()), None)
@@ -104,7 +104,7 @@ def test_refusal_that_names_the_option_is_right() -> None:
 
 
 def test_names_of_options_are_the_framework_s() -> None:
-    """The same words name nothing if the framework has another name for the option."""
+    """The word "divisor" does not name the option if the framework calls it `max_seq_len`."""
     message = "ValueError: divisor must be positive"
     other = Description(configurations={Setting.DIVISOR: ("max_seq_len",)})
     judgement = judge_refusal(ZERO, message, other)
@@ -137,7 +137,7 @@ def test_what_is_accepted_is_told_with_what_is_then_trained() -> None:
 
 
 def test_divisor_that_a_framework_chooses_is_one_for_all_tokens_of_a_step() -> None:
-    """Half of the samples are divided by 6, as the longest response of their micro-batch is."""
+    """In the wrong case, half of the samples are divided by 6 and the others by 8."""
     by_default = BY_NAME["divisor_by_default"]
     [step] = by_default.given.steps
     half = step.mask & (np.arange(len(step.mask)) < step.offsets[step.size // 2])
@@ -160,7 +160,7 @@ def test_divisor_that_a_framework_chooses_is_one_for_all_tokens_of_a_step() -> N
 
 
 def test_divisor_that_is_left_to_a_micro_batch_is_named_after_its_width() -> None:
-    """The longest responses of the two halves of the samples have 5 and 13 tokens."""
+    """The longest responses of the two micro-batches have 5 and 13 tokens."""
     by_default = BY_NAME["divisor_by_default"]
     [step] = by_default.given.steps
     second = np.arange(len(step.mask)) >= step.offsets[step.size // 2]
@@ -210,7 +210,7 @@ def test_custom_reducer_divides_by_its_own_and_by_what_the_step_does(mode: Mode)
 
 
 def test_custom_reducer_that_is_used_and_rescaled_is_not_called_ignored() -> None:
-    """Token losses over 64, and never divided by the step's 35 tokens."""
+    """Token losses are divided by 64, as the reducer does, but not by the step's 35 tokens."""
     [step] = REDUCER.given.steps
     rescaled = accepted(REDUCER, Mode.TOKEN_MEAN, weighing(step.mask / 64.0))
 
@@ -282,7 +282,7 @@ ENTROPY = BY_NAME["entropy_per_sample"]
 
 
 def with_entropy(how: AuxiliaryAggregation) -> str:
-    """The judgement of a policy loss of token_mean with an entropy term."""
+    """The explanation for a policy loss of `token_mean` with an entropy term reduced like this."""
     job = job_of(ENTROPY, Mode.TOKEN_MEAN)
     [step] = job.steps
     dloss_dlogprob = ProbedBatch(job.steps).dloss_dlogprob
@@ -314,7 +314,7 @@ PLACE = "trainer.py:7 (step)"
 
 
 def deviating(job: Job) -> Ran | Crashed:
-    """Runs the deviating configuration, and crashes in the one that it is compared with."""
+    """Trains in a deviating configuration, and crashes in the default one."""
     if job.configuration == DEFAULT_CONFIGURATION:
         return Crashed("no kernel image", place=PLACE)
     return Ran(tuple(observed(job, job.aggregation)))

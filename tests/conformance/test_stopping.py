@@ -31,8 +31,8 @@ def stay(*_):
     Path("here").touch()
     time.sleep(3)
 """
-"""The beginning of a `conftest.py` that makes pytest wait in a function, and leave a file when it
-does."""
+"""The beginning of a `conftest.py` whose function ``stay`` makes pytest wait; the file ``here``
+says that it does."""
 
 COLLECTING = STAY + "def pytest_collection_modifyitems(): stay()\n"
 WRITING = STAY + "os.fsync = stay\n"
@@ -49,7 +49,7 @@ def pytest_collection_modifyitems():
     reference = weakref.ref(referent, stop)
     del referent
 """
-"""A `conftest.py` that sends a signal at a moment when Python drops exceptions."""
+"""A `conftest.py` that sends a signal in a weakref callback, where Python drops exceptions."""
 
 FEW = ("--checks=weights", "--modes=token_mean")
 
@@ -79,7 +79,7 @@ STOPS = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def temporary(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder for temporary files of runs, of a name that is short enough for sockets."""
+    """The folder for temporary files of runs, with a name that is short enough for sockets."""
     folder = tmp_path_factory.mktemp("t")
     monkeypatch.setenv("TMPDIR", str(folder))
     return folder
@@ -167,7 +167,7 @@ def found(folder: Path) -> int:
 def stopped(
     stop: Stop, process: subprocess.Popen[str], folder: Path, adapter: str
 ) -> command.Result:
-    """Stop a run; nothing but its report outlives it."""
+    """Stop a run, and assert that it leaves neither processes nor temporary files."""
     start = time.monotonic()
     stop(process)
     result = command.finish(process, folder, adapter)

@@ -88,7 +88,7 @@ def test_rare_things_are_frequent(strategy: SearchStrategy[Step]) -> None:
 
 
 def test_examples_do_not_depend_on_what_is_imported(tmp_path: Path) -> None:
-    """hypothesis draws numbers from source files, which no report may depend on."""
+    """hypothesis draws constants of imported source files, but reports may not depend on these."""
     strategy = batches(Layout(dp=2, micro_batches=2))
     before = [text(batch) for batch in drawn_with_seed(strategy, 100)]
     numbers = tmp_path / "numbers_of_a_framework.py"

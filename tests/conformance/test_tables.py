@@ -37,13 +37,13 @@ def test_columns_are_as_wide_as_their_longest_cell(monkeypatch: pytest.MonkeyPat
 
 
 def lines() -> SearchStrategy[str]:
-    """Lines of unruly text, with the white space that Markdown itself makes of any other."""
+    """Lines of unruly text, with single blanks, as Markdown turns all white space into these."""
     texts = st.text(alphabet=SPECIAL, min_size=1) | st.sampled_from(UNRULY)
     return texts.map(lambda text: " ".join(map(printable, text.split()))).filter(bool)
 
 
 def read(markdown: str, before: str, after: str) -> str:
-    """The text that a reader sees of rendered Markdown, between the tags around it."""
+    """The text between two tags of rendered Markdown, as a reader sees it."""
     rendered = RENDERER.render(markdown)
     start = rendered.index(before) + len(before)
     inside = rendered[start : rendered.index(after, start)]

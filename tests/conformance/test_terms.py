@@ -16,7 +16,7 @@ STEP = Step.of(
         Sample(prompt_length=2, loss_mask=[1], group=0),
     ]
 )
-"""Tokens 2 to 5 and 8; token 3 was rejected."""
+"""A step whose response tokens have the ids 2 to 5 and 8; token 3 was rejected."""
 
 MICRO_BATCHES = AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN
 
@@ -36,7 +36,7 @@ def test_quantities_of_tokens() -> None:
 
 
 def test_ratios_beyond_the_clip_range_are_clipped_where_they_would_help() -> None:
-    """Log-ratios -1/2, 5/4, 1/4, -1/4, -1/2; advantages 2, -1, 1/2, -2, -1/2."""
+    """Log-ratios are -1/2, 5/4, 1/4, -1/4, -1/2, and advantages 2, -1, 1/2, -2, -1/2."""
     off = Objective.OFF_POLICY
 
     assert of(Metric.POLICY_KL, off) == [0.5, -1.25, -0.25, 0.25, 0.5]

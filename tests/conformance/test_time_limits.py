@@ -8,7 +8,7 @@ from conformance.ranks.time_limits import Patience
 
 
 def looked(patience: Patience, *seconds: float) -> bool:
-    """Whether it ends at the last of several looks, each of which finds other seconds of CPU."""
+    """Whether the wait ends at the last of several looks, given rank 1's CPU seconds at each."""
     for used in seconds:
         time.sleep(patience.seconds())
         ends = patience.ends({0: 5.0, 1: used})

@@ -31,7 +31,7 @@ IN_TURN = (
     "-k",
     " or ".join(CASES),
 )
-"""Options under which `FailingInTurn` fails in another way in each case but the last."""
+"""Options with which `FailingInTurn` fails in a different way in each case except the last."""
 
 ENVIRONMENT = {
     "TORCHELASTIC_RUN_ID": "none",
@@ -48,13 +48,13 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True, kw_only=True)
 class AtOnce:
-    """Two runs under torchrun and one without, at the same time and in folders of their own."""
+    """The results of two runs under torchrun and one without, which ran at the same time."""
 
     failing: command.Result
     native: command.Result
     pool: command.Result
     left: list[str]
-    """Names of temporary files of the two under torchrun."""
+    """Names of temporary files that the two runs under torchrun left."""
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def at_once(tmp_path_factory: pytest.TempPathFactory) -> AtOnce:
 def test_runs_find_what_the_pool_finds_go_on_after_failures_and_leave_nothing(
     at_once: AtOnce,
 ) -> None:
-    """This is one test, as several would make each worker of pytest-xdist repeat the runs."""
+    """All is asserted in one test, as each worker of pytest-xdist would repeat the runs."""
     found, failing = at_once.native, at_once.failing
     findings = {finding.id.split("/")[2]: finding for finding in failing.report.findings}
     crashed = {case: one.message for case, one in findings.items() if one.verdict == "crashed"}
@@ -100,7 +100,7 @@ def test_runs_find_what_the_pool_finds_go_on_after_failures_and_leave_nothing(
 
 @pytest.mark.thorough
 def test_two_groups_of_processes_find_the_same_as_one(tmp_path: Path) -> None:
-    """A mismatch, which the first group reports, is no failure of the other."""
+    """The first group reports the mismatch; the exit status of the second is 0."""
     pool = command.run(tmp_path, "onetokenshort", *FEW, *LAYOUTS)
     first, second = run_in_two_groups(tmp_path, "onetokenshort", *FEW, *LAYOUTS)
 
@@ -221,7 +221,7 @@ def test_there_is_room_for_a_rank_in_each_process_unless_a_user_wants_fewer() ->
 
 
 def run_in_two_groups(folder: Path, adapter: str, *arguments: str) -> list[command.Result]:
-    """Run as on two machines that start one process each."""
+    """Run under two torchruns, as on two machines with one process each."""
     port = free_port()
     shared = ("--nproc-per-node=1", "--nnodes=2", "--master-addr=127.0.0.1")
     runs = [
@@ -237,7 +237,7 @@ def run_in_two_groups(folder: Path, adapter: str, *arguments: str) -> list[comma
 
 
 def processes_in(folder: Path) -> list[int]:
-    """The processes of a run that was started there: torchrun gives each of them a session."""
+    """The processes in a folder; torchrun gives each process of a run a session of its own."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

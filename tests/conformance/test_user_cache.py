@@ -16,7 +16,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Counting:
-    """Makes numbers, and counts how often it is asked to."""
+    """Makes numbers, and counts its calls."""
 
     def __init__(self) -> None:
         self.asked = 0

@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of wheels instead of the package index; one wheel would write outside its folder."""
+    """A folder of wheels instead of the package index; a wheel would write outside its folder."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     with zipfile.ZipFile(folder / "toy_framework-1.2-py3-none-any.whl", "w") as wheel:
@@ -95,7 +95,7 @@ def test_newest_release_is_the_newest_of_tags_and_of_the_index(index: Path, tmp_
 
 
 class TaggedAdapter(NativeAdapter):
-    """A toy of a framework whose releases have tags with a name."""
+    """An adapter of a framework whose tags of releases begin with a name."""
 
     release_tags = "core_"
 

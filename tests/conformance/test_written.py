@@ -1,7 +1,7 @@
 """Only regular files are replaced or written to: every path that we write to is checked.
 
-Each test replaces a file by something else, such as a folder. The run must refuse it before
-anything starts, and leave it unchanged.
+Each test puts something else in the place of a file, such as a folder. The run must refuse to write
+there before anything starts, and leave the place unchanged.
 """
 
 import os
@@ -79,7 +79,7 @@ WRITERS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "toy-0123456789.json": (require_history, "is {kind}, and only regular .* --reports=FOLDER"),
 }
-"""Each writer and its refusal, by the file that it would write."""
+"""A function that writes each file, and the words of its refusal, by the name of the file."""
 
 
 @EACH
@@ -91,7 +91,7 @@ def test_what_is_no_file_is_not_written_to(
     make: Callable[[Path], None],
     kind: str,
 ) -> None:
-    monkeypatch.chdir(tmp_path)  # the name of a socket may be 107 characters
+    monkeypatch.chdir(tmp_path)  # the path of a socket may have at most 107 characters
     path = tmp_path / name
     make(path)
     writer, words = WRITERS[name]
@@ -105,7 +105,7 @@ def test_what_is_no_file_is_not_written_to(
 
 
 def test_a_link_in_the_place_of_a_journal_is_not_followed(tmp_path: Path) -> None:
-    """In a folder open to others, it could link to any file of ours, which would be emptied."""
+    """In a folder that others can write to, a link could make a run empty any file of its user."""
     victim = tmp_path / "victim"
     victim.write_text("kept")
     (tmp_path / "report.json.journal").symlink_to(victim)
@@ -176,7 +176,7 @@ def test_a_run_is_refused_before_any_rank_starts(
 ) -> None:
     for name, value in named.items():
         monkeypatch.setenv(name, value)
-    link = tmp_path / "link.json"  # which is lost, and no device, where this fails
+    link = tmp_path / "link.json"  # if a run does not refuse it, only the link is lost
     link.symlink_to(os.devnull)
     report = "x.json" if named else link
     result = command.run(tmp_path, "native", f"--report={report}", "-k", "uneven_lengths")

@@ -1,4 +1,4 @@
-"""The adapter of `tests.drifting.framework`: each failure is a function, which a job calls."""
+"""The adapter of `tests.drifting.framework`; jobs call functions that each fail in one way."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -108,7 +108,7 @@ def calls_torch_wrongly() -> object:
 
 
 class DriftingAdapter(NativeAdapter):
-    """Drives the framework of before; every job fails in its own way, or some do."""
+    """Drives an older version of the framework; every job fails in the way ``failure``."""
 
     name = "drifting"
     package = "tests.drifting.framework"
@@ -124,7 +124,7 @@ class DriftingAdapter(NativeAdapter):
 
 
 class DriftingInOneMode(DriftingAdapter):
-    """Only the steps of `token_mean` need a new attribute."""
+    """Fails only in jobs of `token_mean`."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if job.aggregation.mode != "token_mean":
@@ -141,7 +141,7 @@ class Refusing(DriftingAdapter):
 
 
 class RefusingOnOneRank(Refusing):
-    """Refuses on one rank, for which the other ranks wait."""
+    """Refuses on rank 0, for which the other ranks wait."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if rank.index:
@@ -150,7 +150,7 @@ class RefusingOnOneRank(Refusing):
 
 
 class RefusingAfterAMicroBatch(Refusing):
-    """Both ranks have trained a micro-batch, and the error is over the second."""
+    """Refuses the second micro-batch of a step, after all ranks have trained the first."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         for ids in torch.arange(4).split(2):
@@ -159,7 +159,7 @@ class RefusingAfterAMicroBatch(Refusing):
 
 
 class RefusingTooLate(Refusing):
-    """The other ranks have made the step."""
+    """Refuses on rank 0 after the other ranks have made the step."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         return Observation(token_weights=()) if rank.index else super().observe(job, rank)

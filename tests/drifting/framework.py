@@ -17,7 +17,7 @@ class Actor:
         self.mesh = torch.distributed.device_mesh.init_device_mesh("cuda", (1,))
 
     def size(self) -> int:
-        """Need an attribute that the constructor sets."""
+        """Read an attribute that only the constructor sets."""
         return int(self.mesh.size())
 
     def rank(self) -> object:
@@ -46,34 +46,34 @@ def import_new_package() -> None:
 
 
 def import_moved_module() -> None:
-    """Import a module of its own by the name that it had."""
+    """Import a module of the framework by its old name."""
     import tests.drifting.framework.moved  # type: ignore[import-not-found] # noqa: F401
 
 
 def refuse(mode: str) -> None:
-    """Decline in clear words."""
+    """Raise an error with a message on purpose."""
     raise ValueError(
         f"\n{mode} is not supported with per-token losses;\nuse token-mean, or turn them off"
     )
 
 
 def insist(tokens: int) -> None:
-    """Decline by an assert with a message."""
+    """Fail an assert that has a message."""
     assert tokens > 0, f"Sequence at index {tokens} is fully masked."
 
 
 def insist_without_words(tokens: int) -> None:
-    """Fail an assert that explains nothing."""
+    """Fail an assert without a message."""
     assert tokens > 0, f"{tokens} {tokens + 1}"
 
 
 def look_up(metrics: dict[str, float]) -> float:
-    """Need a metric that is missing."""
+    """Look up a metric that is missing."""
     return metrics["global_valid_toks"]
 
 
 def concatenate() -> torch.Tensor:
-    """Call torch wrongly, where it is redirected from CUDA to the CPU."""
+    """Call a function of torch wrongly, while calls for CUDA are redirected to the CPU."""
     return torch.cat([torch.ones(())])
 
 
@@ -98,5 +98,5 @@ def import_megatron() -> None:
 
 
 def read_newer_python() -> None:
-    """Parse a file of a Python that is newer than any."""
+    """Parse a file that needs a newer Python than any that exists."""
     compile("lazy import torch", "areal/newer.py", "exec")

@@ -1,4 +1,4 @@
-"""Adapters with one defect each, named after it; without it they would be `MinimalAdapter`."""
+"""Adapters that differ from `MinimalAdapter` in one defect each, after which they are named."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.minimal.right import MinimalAdapter
 
 
 class ReturningGradients(MinimalAdapter):
-    """It returns the gradients of the probe and not the token weights."""
+    """Returns the gradients of the probe instead of the token weights."""
 
     def token_weights(
         self, batch: ProbedBatch, gradients: Sequence[NDArray[np.float32]]
@@ -30,7 +30,7 @@ class ReturningGradients(MinimalAdapter):
 
 
 class NegatingWeights(MinimalAdapter):
-    """It divides by the advantages and not by the derivative of the loss."""
+    """Divides by the advantages instead of the derivatives of the losses, their negatives."""
 
     def token_weights(
         self, batch: ProbedBatch, gradients: Sequence[NDArray[np.float32]]
@@ -39,7 +39,7 @@ class NegatingWeights(MinimalAdapter):
 
 
 class TakingOneAdvantagePerSample(MinimalAdapter):
-    """Its trainer has one advantage for each sample, and the adapter does not declare so."""
+    """Its trainer uses one advantage for each sample, which the adapter does not declare."""
 
     def rows(self, batch: ProbedBatch, start: int, end: int) -> dict[str, torch.Tensor]:
         first = np.array([one[0] for one in batch.advantages[start:end]], np.float32)
@@ -55,21 +55,21 @@ class _AddingUp(GradientReader):
 
 
 class NotZeroingTheGradient(MinimalAdapter):
-    """Its model is kept from job to job with the gradient that it has."""
+    """Keeps its model from job to job, without setting the gradient to zero."""
 
     def reader(self, optimizer: torch.optim.Optimizer) -> GradientReader:
         return _AddingUp(optimizer)
 
 
 class NotZeroingTheGradientOnOneRank(NotZeroingTheGradient):
-    """All of its layouts are of one world, so that the model is never made anew."""
+    """Has only layouts of one rank, so that the model is never made anew."""
 
     def layouts(self) -> Sequence[Layout]:
         return super().layouts()[:2]
 
 
 class MovingTheProbe(NotZeroingTheGradient):
-    """Its optimizer has a learning rate, and a gradient when it steps."""
+    """Makes optimizer steps with a learning rate and a gradient, so the probe moves."""
 
     learning_rate = 1.0
 
@@ -81,21 +81,21 @@ class MovingTheProbe(NotZeroingTheGradient):
 
 
 class MovingTheProbeOnOneRank(MovingTheProbe):
-    """All of its layouts are of one world, so that the model is never made anew."""
+    """Has only layouts of one rank, so that the model is never made anew."""
 
     def layouts(self) -> Sequence[Layout]:
         return super().layouts()[:2]
 
 
 class RecordingNoForwardPasses(MinimalAdapter):
-    """It declares a record of forward passes and returns none."""
+    """Declares that it records forward passes, and returns none."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         return replace(super().observe(job, rank), forward_passes=())
 
 
 class RecordingNoPrompts(MinimalAdapter):
-    """It takes the forward pass of a token itself, where none of the token before it counts."""
+    """Misses the first token of each response in the record of forward passes."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         seen = super().observe(job, rank)
@@ -105,14 +105,14 @@ class RecordingNoPrompts(MinimalAdapter):
 
 
 class PaddingWithTheIdOfAToken(MinimalAdapter):
-    """Its padding has the id of the last token but one."""
+    """Pads rows with the id of the last token but one."""
 
     def padding(self, batch: ProbedBatch) -> int:
         return batch.probe_size - 2
 
 
 class RunningIntoTheNextSample(MinimalAdapter):
-    """It pads with the next tokens of the batch, and trains on them."""
+    """Pads rows with the tokens that follow in the batch, and trains on these."""
 
     def rows(self, batch: ProbedBatch, start: int, end: int) -> Any:
         rows = super().rows(batch, start, end)
@@ -125,14 +125,14 @@ class RunningIntoTheNextSample(MinimalAdapter):
 
 
 class TakingOldLogProbsOfZero(MinimalAdapter):
-    """Its old log-probabilities are not those of `logits_head`."""
+    """Takes 0 for the log-probability that `logits_head` gives every token."""
 
     def old_log_prob(self, batch: ProbedBatch) -> float:
         return 0.0
 
 
 class TrainingAPlainSoftmax(MinimalAdapter):
-    """The tokens besides the predicted one have a share of the probability."""
+    """Takes a softmax in which tokens other than the predicted one also have probability."""
 
     def head(self, ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
         predicted = ((ids + 1) % len(probe)).unsqueeze(-1)
@@ -144,35 +144,35 @@ class TrainingAPlainSoftmax(MinimalAdapter):
 
 
 class TrainingAPlainSoftmaxOffPolicy(TrainingAPlainSoftmax):
-    """Besides, old log-probabilities are 0."""
+    """Also takes 0 for old log-probabilities."""
 
     def old_log_prob(self, batch: ProbedBatch) -> float:
         return 0.0
 
 
 class TakingTheProbeForLogits(TrainingAPlainSoftmax):
-    """The logits of all tokens are the probe."""
+    """Takes the probe's entries for the logits of all tokens."""
 
     def head(self, ids: torch.Tensor, probe: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"logits": probe.expand(*ids.shape, -1)}
 
 
 class AddingTheProbeOfTheInput(MinimalAdapter):
-    """The log-probability of a token has the probe's entry of the token before it."""
+    """Adds the probe's entry for the token before it to the log-probability of a token."""
 
     def head(self, ids: torch.Tensor, probe: torch.Tensor) -> dict[str, Any]:
         return super().head(ids, torch.cat([probe[:1], probe[:-1]]))
 
 
 class DetachingTheProbe(MinimalAdapter):
-    """The loss does not depend on the probe."""
+    """Detaches the probe, so that the loss does not depend on it."""
 
     def head(self, ids: torch.Tensor, probe: torch.Tensor) -> dict[str, Any]:
         return super().head(ids, probe.detach() + 0 * probe)
 
 
 class DeclaringAModeItLacks(MinimalAdapter):
-    """It raises Unsupported in a mode that it declares."""
+    """Raises `Unsupported` in a mode that it declares."""
 
     def describe(self) -> Description:
         return replace(super().describe(), modes=super().describe().modes | {Mode.PROMPT_MEAN})
@@ -184,21 +184,21 @@ class DeclaringAModeItLacks(MinimalAdapter):
 
 
 class DeclaringAMetricItDoesNotLog(MinimalAdapter):
-    """Nothing is logged."""
+    """Logs nothing, though it declares a metric."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         return replace(super().observe(job, rank), reported={Metric.POLICY_LOSS: (None,) * 2})
 
 
 class IgnoringTheConfiguration(MinimalAdapter):
-    """It declares that the mode may be left to the default, and always sets it."""
+    """Declares that a configuration may leave the mode to its default, but always sets the mode."""
 
     def mode(self, job: Job) -> Mode:
         return job.aggregation.mode
 
 
 class RefusingTwoRanks(MinimalAdapter):
-    """It refuses an ordinary step."""
+    """Refuses an ordinary step on two ranks."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if rank.world_size > 1:
@@ -207,7 +207,7 @@ class RefusingTwoRanks(MinimalAdapter):
 
 
 class ReturningOneArray(MinimalAdapter):
-    """The weights of all steps are in one array."""
+    """Returns the weights of all steps in one array."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         seen = super().observe(job, rank)
@@ -215,7 +215,7 @@ class ReturningOneArray(MinimalAdapter):
 
 
 class NotDrainingTheReader(MinimalAdapter):
-    """The gradients of earlier jobs are still there."""
+    """Returns the gradients of earlier jobs as well."""
 
     def reader(self, optimizer: torch.optim.Optimizer) -> GradientReader:
         reader = GradientReader(optimizer)
@@ -224,7 +224,7 @@ class NotDrainingTheReader(MinimalAdapter):
 
 
 class LosingGradientsOffPolicy(MinimalAdapter):
-    """It declares another loss, and hands over no gradient of it."""
+    """Declares a loss with ratios, but returns no gradient for it."""
 
     def describe(self) -> Description:
         both = frozenset({Objective.POLICY, Objective.OFF_POLICY})
@@ -238,14 +238,14 @@ class LosingGradientsOffPolicy(MinimalAdapter):
 
 
 class DeclaringNoObjective(MinimalAdapter):
-    """It does not say that it has the policy loss."""
+    """Does not declare that it has the policy loss."""
 
     def describe(self) -> Description:
         return replace(super().describe(), objectives=frozenset())
 
 
 class DeclaringNoDevice(MinimalAdapter):
-    """It does not say where it runs."""
+    """Does not declare any device."""
 
     devices = ()
 

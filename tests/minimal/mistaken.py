@@ -1,4 +1,4 @@
-"""Right adapters for trainers with a mistake, and for versions that lack what others have."""
+"""Right adapters for trainers with a mistake, and for versions that lack a layout or a mode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.minimal.right import MinimalAdapter, Trainer
 
 
 class TrainerThatCountsASample(Trainer):
-    """In one mode it divides by a sample more than there are."""
+    """Counts one sample too many in one of its modes."""
 
     def token_weights(self, mask: torch.Tensor, mode: Mode) -> torch.Tensor:
         weights = super().token_weights(mask, mode)
@@ -25,13 +25,13 @@ class TrainerThatCountsASample(Trainer):
 
 
 class DrivingAMistake(MinimalAdapter):
-    """It finds the mistake."""
+    """Drives a trainer with a mistake, rightly."""
 
     trainer = TrainerThatCountsASample
 
 
 class ListingALayoutOfOtherVersions(MinimalAdapter):
-    """This version has no packed rows."""
+    """Lists a layout of packed rows, which this version does not support."""
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout(format="thd"), *super().layouts()]
@@ -43,7 +43,7 @@ class ListingALayoutOfOtherVersions(MinimalAdapter):
 
 
 class HavingALossOfOneMode(NativeAdapter):
-    """This framework has CISPO in only one mode, which is not the first."""
+    """Has CISPO in only one mode, which is not the first."""
 
     def layouts(self) -> Sequence[Layout]:
         return [Layout(micro_batches=2)]
@@ -61,7 +61,7 @@ class HavingALossOfOneMode(NativeAdapter):
 
 
 class HavingTokenMeanAlone(NativeAdapter):
-    """This framework computes advantages, and has one mode, which it has a name for."""
+    """Computes advantages, and has only one mode, with a name of its own."""
 
     mode_names: ClassVar[Mapping[str, str]] = {"default": "token_mean"}
 
@@ -70,13 +70,13 @@ class HavingTokenMeanAlone(NativeAdapter):
 
 
 class NamingNoMode(HavingTokenMeanAlone):
-    """Its modes are known only once the framework is loaded."""
+    """Has no names of modes, so its modes are known only when the framework is loaded."""
 
     mode_names: ClassVar[Mapping[str, str]] = {}
 
 
 class ComputingNoAdvantages(NamingNoMode):
-    """It also lacks the mode in which advantages would be checked."""
+    """Does not compute advantages."""
 
     def describe(self) -> Description:
         return replace(super().describe(), objectives=frozenset({Objective.POLICY}))

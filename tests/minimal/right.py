@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """Trains a model on rows of equal width; a row's values are those of the tokens predicted."""
+    """Trains a model on rows of equal width; a row has a value for each predicted token."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         self.model = model
         self.optimizer = optimizer
 
     def train_step(self, rows: Rows, mode: Mode, micro_batches: int) -> float:
-        """One optimizer step on this rank's part of the rows; the loss, of all ranks."""
+        """Make an optimizer step on this rank's part of the rows; returns the loss of all ranks."""
         weights = self.token_weights(rows["mask"], mode)[rank_rows(rows)]
         mine = {name: values[rank_rows(rows)] for name, values in rows.items()}
         total = torch.zeros(())
@@ -76,7 +76,7 @@ def rank_rows(rows: Rows) -> slice:
 
 
 class MinimalAdapter(Adapter):
-    """Right in all that it declares."""
+    """An adapter that is right in everything that it declares."""
 
     name = "minimal"
     devices = ("cpu",)
@@ -89,7 +89,7 @@ class MinimalAdapter(Adapter):
         return [Layout(), Layout(micro_batches=2), Layout(dp=2)]
 
     def load(self, source: Path | None) -> None:
-        """The trainer is in this module."""
+        """Load nothing, as the trainer is in this module."""
 
     def describe(self) -> Description:
         return Description(
@@ -118,13 +118,13 @@ class MinimalAdapter(Adapter):
         )
 
     def mode(self, job: Job) -> Mode:
-        """The mode, which a user may leave to the default."""
+        """The mode of a job; the default if the configuration does not set it."""
         return job.aggregation.mode if job.configuration.says_mode else Mode.TOKEN_MEAN
 
     def trained(
         self, batch: ProbedBatch, rank: Rank
     ) -> tuple[ForwardPasses, Trainer, GradientReader]:
-        """A trainer whose model and optimizer are kept from job to job."""
+        """The trainer with its forward passes and reader, which are kept from job to job."""
         capacity = probe_capacity(batch.probe_size)
         if capacity not in rank.cache:
             passes = ForwardPasses()
@@ -149,7 +149,7 @@ class MinimalAdapter(Adapter):
         ]
 
     def rows(self, batch: ProbedBatch, start: int, end: int) -> Rows:
-        """The padded rows of some samples; values begin one token late, where it is predicted."""
+        """The padded rows of samples; values are at the positions that predict their tokens."""
         samples = range(start, end)
         ids = [np.concatenate([batch.prompts[i], batch.responses[i]]) for i in samples]
         width = max(map(len, ids))

@@ -1,4 +1,4 @@
-"""Adapters that lack what a class of an adapter needs."""
+"""Classes that lack a method or an attribute that adapters need."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.minimal.right import MinimalAdapter
 
 
 class WithoutObserve(Adapter):
-    """It has two of its four methods."""
+    """Has two of an adapter's four methods."""
 
     name = "unfinished"
 
@@ -18,11 +18,11 @@ class WithoutObserve(Adapter):
         return [Layout()]
 
     def load(self, source: Path | None) -> None:
-        """Nothing is to be imported."""
+        """Import nothing."""
 
 
 class WithoutAName(Adapter):
-    """It has all methods."""
+    """Has all methods, but no name."""
 
     layouts = MinimalAdapter.layouts
     load = MinimalAdapter.load

@@ -49,7 +49,7 @@ class EntropyOfMicroBatches(
         return [self.averaged(part, len(parts)) for part in parts]
 
     def averaged(self, part: list[SampleTensors], weight: float) -> list[SampleTensors]:
-        """Samples that are divided by the tokens of their micro-batch, times its weight."""
+        """The samples, divided by the tokens of their micro-batch and multiplied by its weight."""
         tokens = max(sum(sample.tokens for sample in part), 1)
         divisor = tokens * weight * self.layout.dp
         return [replace(sample, auxiliary_denominator=divisor) for sample in part]

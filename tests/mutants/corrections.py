@@ -14,7 +14,7 @@ from tests.mutants.off_policy import OffPolicy
 
 
 class Comparing(Mutant):
-    """A mutant whose corrections of a step, a part of it or other tokens are wrong.
+    """A mutant with wrong corrections, such as those of a part of a step or of other tokens.
 
     It is right in all other checks.
     """

@@ -9,7 +9,7 @@ from tests.mutants.mutant import Mutant, trained_only
 
 
 class WrongCritic(Mutant, check="other_losses.value_clipped"):
-    """A mutant with only the clipped loss of a critic wrong."""
+    """A mutant in which only a critic's clipped loss is wrong."""
 
     def other_losses(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         if self.objective is not Objective.VALUE_CLIPPED:
@@ -25,7 +25,7 @@ class WrongCritic(Mutant, check="other_losses.value_clipped"):
         return losses.value(values, packed, self.sequence_sum)
 
     def bounded(self, values: torch.Tensor, packed: Packed, bound: float) -> torch.Tensor:
-        """The squared errors of values that moved by a bound at most."""
+        """The squared errors of values whose change is bounded."""
         old = packed.old_values
         return self.errors(old + (values - old).clamp(-bound, bound), packed)
 
@@ -47,7 +47,7 @@ class ValuesOnlyBounded(
 
 
 class SharedTrunk(Mutant, check="auxiliary.with_value"):
-    """A mutant with the loss of a value head wrong that shares the policy's model."""
+    """A mutant in which the loss of a value head that shares the policy's model is wrong."""
 
     def value_loss(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
         right = super().value_loss(values, packed)

@@ -55,12 +55,12 @@ class Trial:
         return any(_is(diagnosis, names) for names in [*self.named, consistent])
 
     def names_first(self, diagnosis: str) -> bool:
-        """Whether it is the name of the finding."""
+        """Whether the mistake is the finding's diagnosis."""
         return _is(diagnosis, self.named[0])
 
     @property
     def named(self) -> list[list[str]]:
-        """The possible mistakes, the diagnosis first: names, each with those that give the same.
+        """The mistakes that explain the finding, its diagnosis first, each with all its names.
 
         Equal sizes share one name, such as ``divided_by_dp_or_cp``.
         """
@@ -70,7 +70,7 @@ class Trial:
 
 
 def all_cells(cells: Sequence[MatrixCell]) -> Sequence[MatrixCell]:
-    """No choice of cells."""
+    """All of the cells."""
     return cells
 
 
@@ -79,7 +79,7 @@ def trials(
     pool: RankPool,
     choice: Callable[[Sequence[MatrixCell]], Sequence[MatrixCell]] = all_cells,
 ) -> Iterator[Trial]:
-    """The trials of a mutant, all of them unless some of its cells are chosen."""
+    """The trials of a mutant in the cells that ``choice`` takes of its own, by default in all."""
     if issubclass(mutant, StartupMutant):
         return _startup_trials(mutant, pool)
     if issubclass(mutant, LogMutant):
@@ -124,7 +124,7 @@ def trials_on(
     pool: RankPool | OneProcess,
     depth: Depth = Depth.STEP,
 ) -> Iterator[Trial]:
-    """The verdicts of checks on a mutant in some cells."""
+    """The trials of a mutant in these cells."""
     description = replace(pool.description, declared=assumed(mutant.conventions))
     for cell in cells:
         job = MutantJob(**{**vars(cell.job), "depth": depth}, mutant=mutant)
@@ -142,7 +142,7 @@ def trials_on(
 
 
 def _startup_trials(mutant: type[StartupMutant], pool: RankPool) -> Iterator[Trial]:
-    """Every configuration, in each of its modes."""
+    """A trial of each configuration of a mutant, in each of its modes."""
     layout = mutant.layout
     for config_case in mutant.config_cases:
         if not config_case.fits(layout) or not config_case.applies(mutant.conventions):
@@ -161,7 +161,7 @@ def _startup_trials(mutant: type[StartupMutant], pool: RankPool) -> Iterator[Tri
 
 
 def _log_trials(mutant: type[LogMutant]) -> Iterator[Trial]:
-    """Every log, with asserts and without."""
+    """A trial of each log of the corpus, with asserts and without."""
     request = LogRequest(
         adapter=LogMutantAdapter(mutant), source=None, hardware=ON_CPU, cases=LOG_ENTRIES
     )
@@ -172,13 +172,13 @@ def _log_trials(mutant: type[LogMutant]) -> Iterator[Trial]:
 
 
 class LogMutantAdapter(NativeAdapter):
-    """`native` with a mutant's log."""
+    """`native`, which logs as a mutant does."""
 
     def __init__(self, mutant: type[LogMutant]) -> None:
         self._mutant = mutant
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
-        """The mutant's log."""
+        """The log that the mutant makes of the entries."""
         return self._mutant.aggregate(entries)
 
 

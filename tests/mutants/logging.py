@@ -11,7 +11,7 @@ from tests.mutants.mutant import Mutant
 
 
 class LogMutant(Mutant, spec=CheckSpec(check=Check.LOGGING)):
-    """A mutant that trains right, and shows in entries of micro-batches."""
+    """A mutant whose training is right; log entries of micro-batches show its mistake."""
 
     @staticmethod
     def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:

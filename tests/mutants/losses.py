@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 OF_SEVERAL_SAMPLES = tuple(case for case in EVERYDAY if case.fewest_samples > 1)
-"""Without a step of one sample, which is lost or repeated as a whole."""
+"""The cases except those of one sample, which would be lost or repeated as a whole."""
 
 
 class TruncatedByZip(Mutant, diagnosis="samples_dropped", corpus=OF_SEVERAL_SAMPLES):

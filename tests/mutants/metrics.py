@@ -125,7 +125,7 @@ class ReportedPerSample(
 
 
 class Diagnosing(Mutant):
-    """A mutant with only a diagnostic wrong."""
+    """A mutant in which only a diagnostic is wrong."""
 
     def diagnostics(self, log_probs: torch.Tensor, packed: Packed) -> Mapping[Metric, torch.Tensor]:
         right = super().diagnostics(log_probs, packed)

@@ -9,11 +9,11 @@ from adapters.native.packing import SampleTensors
 from tests.mutants.mutant import EVERYDAY, SAMPLE, TOKEN, Mutant
 
 OF_LOSSES = ("mask", "original_mask", "advantages", "rollout_log_probs")
-"""Columns that go with a loss."""
+"""The columns that are moved with the losses."""
 
 
 def moved(sample: SampleTensors, shift: int) -> SampleTensors:
-    """The sample with losses that many positions later; what leaves the sample is lost."""
+    """The sample with its losses moved later by some positions; losses that leave it are lost."""
     if not shift:
         return sample
     ends = slice(None, shift) if shift > 0 else slice(shift, None)

@@ -15,7 +15,7 @@ from conformance.plan.checks import CheckSpec, check_spec
 from reference.aggregation import DEFAULT_CONVENTIONS, Aggregation, Conventions, Mode
 
 LARGEST = 4
-"""The ranks that layouts use."""
+"""The most ranks of a layout on which mutants are run."""
 
 EVERY = tuple(Mode)
 MEANS = (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN, Mode.TOKEN_MEAN)
@@ -23,21 +23,21 @@ SAMPLE, PROMPT, TOKEN, CONSTANT = ((mode,) for mode in Mode)
 
 
 EVERYDAY = tuple(case for case in ALL_CASES if not case.layouts)
-"""Without the cases that are too large for most layouts, and that few mutants need."""
+"""The cases that run on all layouts: those of production size are left out."""
 
 
 def trained_only(right: torch.Tensor, wrong: torch.Tensor) -> torch.Tensor:
-    """The value of one and the gradient of the other: the logged number stays right."""
+    """A tensor with the value of ``right`` and the gradient of ``wrong``: the log stays right."""
     return right.detach() + wrong - wrong.detach()
 
 
 class Mutant(Trainer):
     """A trainer with a mistake, described by its docstring as a colleague would.
 
-    ``diagnosis`` is the expected name of the mistake, and ``as_well`` has names that say more
-    where both give the same numbers; ``spec`` is the check that sees it;
-    ``modes``, ``corpus`` and ``further_layouts`` are where it is tried, ``case`` a step of its own
-    if no case of the corpus shows it, ``conventions`` the declared ones.
+    ``diagnosis`` is the expected name of the mistake, and ``as_well`` has more precise names that
+    may be given where both predict the same numbers; ``spec`` is the check that sees the mistake.
+    The mutant is tried in ``modes``, on ``corpus`` and also on ``further_layouts``, or only on
+    ``case`` if no case of the corpus shows the mistake. ``conventions`` are the declared ones.
     """
 
     diagnosis: ClassVar[str]
@@ -50,7 +50,7 @@ class Mutant(Trainer):
     conventions: ClassVar[Conventions] = DEFAULT_CONVENTIONS
 
     def __init_subclass__(cls, check: str | None = None, **says: object) -> None:
-        """Take a mutant's properties, and a method of one line, from its class statement."""
+        """Take attributes of a mutant, also methods of one line, from its class statement."""
         super().__init_subclass__()
         if check is not None:
             cls.spec = check_spec(check)
@@ -71,13 +71,13 @@ class Mutant(Trainer):
 
 @dataclass(frozen=True, kw_only=True)
 class MutantJob(Job):
-    """A job that is trained by a mutant."""
+    """A job that names the mutant which trains it."""
 
     mutant: type[Mutant]
 
 
 class MutantAdapter(NativeAdapter):
-    """`native`, trained by the mutant that a job names."""
+    """`native`, with the trainer of the mutant that a job names."""
 
     name = "mutant"
 
@@ -87,7 +87,7 @@ class MutantAdapter(NativeAdapter):
         job.mutant.started(job)
 
     def aggregation(self, job: Job) -> Aggregation:
-        """The job's aggregation, whatever a mutant accepts."""
+        """The job's aggregation, without validation: the mutant validates itself."""
         return job.aggregation
 
     def trainer(self, job: Job, rank: int) -> Trainer:

@@ -25,7 +25,7 @@ class OffPolicy(Mutant, check="off_policy"):
         return wrong if PAINTED.get() else trained_only(right, wrong)
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The token losses that the gradient is taken of."""
+        """The token losses whose gradient is taken."""
         raise NotImplementedError
 
 

@@ -27,7 +27,7 @@ def is_seen(mutant: type[Mutant]) -> bool:
 
 
 class OneProcess:
-    """Replaces a pool of ranks; the judge sums their gradients from before the collective."""
+    """Replaces a pool of ranks; the judge sums the ranks' gradients instead of a collective."""
 
     description = MutantAdapter().describe()
 

@@ -32,7 +32,7 @@ def of_all_ranks(mutant: Mutant, samples: list[SampleTensors]) -> Iterator[list[
 
 
 def means_of(part: Sequence[SampleTensors], mutant: Mutant, count: int) -> list[SampleTensors]:
-    """A part reduced as if it were the step, averaged over ``count`` parts."""
+    """A part that is reduced as if it were the step, and then averaged over ``count`` parts."""
     own = denominators(part, mutant.aggregation)
     return assign_denominators(part, [value * count for value in own])
 

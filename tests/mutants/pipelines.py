@@ -26,7 +26,7 @@ PIPELINES = (
 """Layouts with pipelines of two and four stages."""
 
 LAYOUTS = tuple(layout for layout in PIPELINES if layout.micro_batches != "tokens")
-"""`native`'s pipeline layouts, which do not cut micro-batches by tokens."""
+"""The pipeline layouts of `native` that do not cut micro-batches by tokens."""
 
 
 class Pipelined(Mutant, corpus=TELLING, further_layouts=LAYOUTS):

@@ -20,7 +20,7 @@ class Poisoned(Mutant):
     """A mutant that is right as long as masked tokens hold ordinary numbers."""
 
     def multiplied(self, values: torch.Tensor, packed: Packed) -> torch.Tensor:
-        """The part of a micro-batch in the mean of values, by multiplication."""
+        """The micro-batch's share of the mean of values, masked by multiplication."""
         return (values * packed.mask / packed.denominators).sum()
 
 

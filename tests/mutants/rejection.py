@@ -1,4 +1,4 @@
-"""Terms and logged numbers over the wrong mask, where rejection sampling removed tokens."""
+"""Terms and logged numbers over the wrong mask when rejection sampling has removed tokens."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -25,7 +25,7 @@ def over_original(packed: Packed) -> Packed:
 
 
 class DiagnosingKept(Mutant):
-    """A mutant whose diagnostics have another mask or other denominators."""
+    """A mutant with a wrong mask or wrong denominators of diagnostics."""
 
     def diagnostics(
         self, log_probs: torch.Tensor, packed: Packed
@@ -35,7 +35,7 @@ class DiagnosingKept(Mutant):
         return {**right, metric: super().diagnostics(log_probs, self.changed(packed))[metric]}
 
     def changed(self, packed: Packed) -> Packed:
-        """The values that the diagnostic is computed from instead."""
+        """The values from which the diagnostic is computed instead."""
         raise NotImplementedError
 
 

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 
 
 class RouterMutant(Mutant, check="auxiliary.router"):
-    """A mutant that is right in all that a model without a router has."""
+    """A mutant that is right unless the model has a router."""
 
 
 class RouterAddedByEveryRank(RouterMutant, diagnosis="multiplied_by_dp"):

@@ -16,12 +16,12 @@ from tests.mutants.mutant import Mutant
 
 
 def config_cases(*names: str) -> tuple[ConfigCase, ...]:
-    """The cases whose names begin with one of these."""
+    """The configurations whose names begin with one of these."""
     return tuple(case for case in CONFIG_CASES if case.name.startswith(names))
 
 
 class StartupMutant(Mutant, spec=CheckSpec(check=Check.ARGUMENTS)):
-    """A mutant that trains right, and shows in configurations."""
+    """A mutant whose training is right; configurations show its mistake."""
 
     layout = Layout(micro_batches=2, format="thd")
 

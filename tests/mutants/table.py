@@ -42,7 +42,7 @@ def row(mutant: type[Mutant], trials: Sequence[Trial]) -> str:
 
 
 def found(mutant: type[Mutant], trials: Sequence[Trial]) -> list[Cause]:
-    """The causes of all findings together."""
+    """The causes of all findings of a mutant."""
     findings = [
         Finding(
             id=mutant.spec.finding_id(trial.mode, trial.case, trial.layout),
@@ -65,7 +65,7 @@ def killers(trials: Sequence[Trial]) -> set[str]:
 
 
 def _killers(trials: Sequence[Trial]) -> str:
-    """The cases that kill, or "all but" the cases that do not, if there are few of them."""
+    """The cases that kill, or "all but" the cases that do not kill, if these are few."""
     tried = list(dict.fromkeys(trial.case for trial in trials))
     killing = [case for case in tried if case in killers(trials)]
     sparing = [case for case in tried if case not in killing]

@@ -34,7 +34,7 @@ from tests.pools import pool_of
 TABLE = Path(__file__).parents[2] / "reports" / "mutants.md"
 
 TRIED = 1
-"""Cells that are tried if no case kills."""
+"""The number of cells that are tried of each check that must not kill."""
 
 EVERY = 32
 """One in this many cells is tried."""
@@ -46,7 +46,7 @@ pool = pool_of(MutantAdapter, LARGEST)
 
 
 NAMES = [
-    # Those of a step of 2^24 tokens take half a minute; `test_mistakes` has their prediction.
+    # Mutants with a step of 2^24 tokens take half a minute; `test_mistakes` has their prediction.
     pytest.param(name, marks=[pytest.mark.soak] if mutant.case else [])
     for name, mutant in BY_NAME.items()
 ]
@@ -54,7 +54,7 @@ NAMES = [
 
 @pytest.mark.parametrize("name", NAMES)
 def test_mutant_is_killed_and_named(name: str, pool: RankPool) -> None:
-    """The first trial that does ends it; `test_mutant_is_killed_as_the_table_says` makes all."""
+    """Trials end at the first such kill; `test_mutant_is_killed_as_the_table_says` makes all."""
     mutant = BY_NAME[name]
     [line] = [one for one in _rows() if one.startswith(f"| {name} |")]
     killed_by = line.split("|")[5].strip()
@@ -70,7 +70,7 @@ def test_mutant_is_killed_and_named(name: str, pool: RankPool) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", NAMES)
 def test_mutant_is_killed_as_the_table_says(name: str, pool: RankPool) -> None:
-    """A crash, a time-out or a refusal fails in `trials`; the table has every case's result."""
+    """In `trials`, a crash, a time-out or a refusal fails the test; the table has all results."""
     mutant = BY_NAME[name]
     tried = [*trials(mutant, pool)]
     kills = [trial for trial in tried if trial.is_kill]
@@ -83,7 +83,7 @@ def test_mutant_is_killed_as_the_table_says(name: str, pool: RankPool) -> None:
 
 
 def test_nineteen_in_twenty_findings_name_the_mistake() -> None:
-    """Over all mutants, by a column of the table, whose rows are tested."""
+    """This is asserted by a column of the table, whose rows another test compares with runs."""
     counts = [line.split("|")[7].split() for line in _rows()]
     named = sum(int(words[0]) for words in counts)
     kills = sum(int(words[2].rstrip(",")) for words in counts)
@@ -92,7 +92,7 @@ def test_nineteen_in_twenty_findings_name_the_mistake() -> None:
 
 
 def test_all_but_few_mutants_are_one_cause_of_the_right_name() -> None:
-    """Over all mutants, by the table's last column, whose rows are tested."""
+    """This is asserted by the table's last column; another test compares its rows with runs."""
     right = 0
     for line in _rows():
         mutant, *_, causes = (cell.strip() for cell in line.strip("|").split("|"))
@@ -113,7 +113,7 @@ def test_every_mutant_tells_its_mistake() -> None:
 
 @pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name)
 def test_no_case_lets_every_mutant_live(case: Case) -> None:
-    """By the table, whose rows are tested."""
+    """This is asserted by the table, whose rows another test compares with runs."""
     columns = [[column.strip() for column in line.split("|")] for line in _rows()]
     trying = [row for row in columns if case in BY_NAME[row[1]].corpus]
 
@@ -124,7 +124,7 @@ def test_no_case_lets_every_mutant_live(case: Case) -> None:
     "name", [mutant.__name__ for mutant in MUTANTS if mutant.spec.slug == "metric"]
 )
 def test_what_is_only_misreported_weighs_right(name: str, pool: RankPool) -> None:
-    """The gradient's check cannot see it; only the check of the logged loss does."""
+    """The check of the gradient cannot see such a mutant; only that of the logged loss does."""
     mutant = BY_NAME[name]
     tried = trials_on(cells_of(check_spec("weights"), mutant)[::EVERY], mutant, pool)
 
@@ -137,8 +137,8 @@ SEEN_ON_NATIVE = [
     if one.objective in NativeAdapter().describe().objectives
     and one.check not in (Check.LAWS, Check.DEFAULTS)
 ]
-"""Laws are for numbers without a formula, and native logs none: `test_laws` breaks each. It has no
-options with defaults either."""
+"""The checks that can see mutants. Not among them are laws, as `native` logs no number without a
+formula (`test_laws` breaks each), and defaults, as `native` has no options with defaults."""
 
 SEEN_BY_ONE_CHECK = {
     Check.WEIGHTS: auxiliary.PlainPathUnscaled,
@@ -160,7 +160,7 @@ SEEN_BY_ONE_CHECK = {
 @pytest.mark.thorough
 @pytest.mark.parametrize("check", SEEN_BY_ONE_CHECK)
 def test_every_check_alone_kills_something(check: Check, pool: RankPool) -> None:
-    """No other check sees the mistake; the table says that its own does."""
+    """No other check sees this check's mutant; the table says that this check does."""
     mutant = SEEN_BY_ONE_CHECK[check]
 
     assert mutant.spec.check is check

@@ -1,7 +1,7 @@
 """Mutates the oracle and the judge, and says which mutants the tests let live.
 
-It works in a copy of the project, in which properties are rewritten so that mutmut, which does not
-mutate decorated functions, mutates them too: ``size = property(_size)``.
+The tests run in a copy of the project. In the copy, properties are written without decorators, as
+``size = property(_size)``, because mutmut does not mutate decorated functions.
 """
 
 import ast
@@ -24,11 +24,11 @@ COPIED = ("reference", "conformance", "adapters", "tests", "reports", "pyproject
 PROPERTIES = ("property", "cached_property")
 
 SURVIVED = (0, 33, None)
-"""mutmut's exit codes of a mutant that no test notices, that no test runs, and that was not run."""
+"""mutmut's exit codes for mutants that no test notices, that no test runs, or that were not run."""
 
 
 def copy(folder: Path) -> None:
-    """The project, with its properties undecorated."""
+    """Copy the project to a folder, with its properties undecorated."""
     for name in COPIED:
         place = folder / name
         if (ROOT / name).is_dir():
@@ -42,7 +42,7 @@ def copy(folder: Path) -> None:
 
 
 def undecorated(source: str) -> str:
-    """The same module, its properties functions with an underscore that are made properties."""
+    """The module with each property as a function with an underscore, and an assignment."""
     lines = source.splitlines()
     for function in sorted(_properties(source), key=lambda function: -function.lineno):
         (decorator,) = function.decorator_list
@@ -64,7 +64,7 @@ def _properties(source: str) -> Iterator[ast.FunctionDef]:
 
 
 def report(folder: Path) -> Iterator[str]:
-    """The table, and every survivor with what was changed."""
+    """The table, and each surviving mutant with its change."""
     yield "| file | mutants | killed | survived |\n|---|---|---|---|"
     survivors: dict[str, list[str]] = {}
     total: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The test that the author of each trainer writes, without its assertion of what is wrong."""
+"""The test that the author of each trainer would write; other tests assert what it says."""
 
 import torch
 

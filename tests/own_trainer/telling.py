@@ -1,4 +1,4 @@
-"""Words of a failed test of a trainer, and where its bug is."""
+"""Words of a failed test of a trainer, and the line of its bug."""
 
 import gc
 import inspect
@@ -11,7 +11,7 @@ import pytest
 def trainers(name):
     """The module of a trainer, which may take seconds to import.
 
-    Hugging Face's trainer collects garbage in every step; imported objects are exempted from that.
+    Imported objects are exempted from garbage collection, which Hugging Face does in every step.
     """
     module = import_module(f"tests.own_trainer.trainers.{name}")
     gc.freeze()

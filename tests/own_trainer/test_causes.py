@@ -11,7 +11,7 @@ pytestmark = pytest.mark.processes
 
 
 def sample_mean_loop(loss_conformance, trainer_class):
-    """The logged number is right, so that it rules out all that would make it wrong."""
+    """The test of a trainer of `sample_mean`; the right logged number rules out other mistakes."""
     for step in loss_conformance(mode="sample_mean", dp=(1, 2), micro_batches=(1, 2)):
         loops.ddp_step(step, trainer_class)
         pairs = zip(step.advantages("sample", step.batch), step.batch, strict=True)

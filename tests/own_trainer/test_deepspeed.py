@@ -1,4 +1,4 @@
-"""Trainers with an engine of DeepSpeed, whose optimizer steps parts of copies of the parameters."""
+"""Trainers with an engine of DeepSpeed, whose optimizer holds copies of parts of the parameters."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ def loop(loss_conformance, trainer_class, watched=lambda engine: engine, **confi
 
 
 def zero(stage):
-    """A stage whose buffers are not of the default size, which is for large models."""
+    """The configuration of a ZeRO stage with small buffers, as the defaults take gigabytes."""
     sizes = dict.fromkeys(["reduce_bucket_size", "allgather_bucket_size"], 10_000)
     return {"zero_optimization": {"stage": stage, **sizes}}
 

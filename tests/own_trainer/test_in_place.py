@@ -83,7 +83,7 @@ def test_a_mistake_is_named_in_place(loss_conformance, capsys):
 
 
 def rows(scale):
-    """Log-probabilities of two rows, and a loss of them."""
+    """A trainer with log-probabilities of two rows, whose loss is their sum times a factor."""
 
     class Trainer:
         def log_probs(self):
@@ -123,7 +123,7 @@ def test_what_is_watched_must_be_trained():
 
 
 class Returning:
-    """The loss takes two rows of log-probabilities out of what a function returns."""
+    """A trainer whose function returns log-probabilities of two rows together with other values."""
 
     def __init__(self, returned, scale=1 / 4):
         self.returned, self.scale = returned, scale
@@ -159,9 +159,9 @@ def test_what_returns_no_log_probabilities_is_told_after_the_step():
 
 
 class Packed:
-    """Two packed rows, of sequences of 3 and 4, and of 2 and 5 tokens, the first without a loss.
+    """Packed rows of sequences of 3 and 4, and of 2 and 5 tokens, whose first tokens have no loss.
 
-    Log-probabilities have an entry for each token, or for all but the first of the row.
+    Log-probabilities have an entry for each token, or for each token except a row's first.
     """
 
     ends = ((0, 3, 7), (0, 2, 7))
@@ -200,7 +200,7 @@ def watch_packed(trainer, mode, **given):
     [
         ("token_mean", lambda tokens: 1 / 10),
         ("sample_mean", lambda tokens: 1 / (4 * tokens)),
-        ("prompt_mean", lambda tokens: 1 / (2 * 5)),  # 2 and 3, 1 and 4 tokens
+        ("prompt_mean", lambda tokens: 1 / (2 * 5)),  # prompts of 2 + 3 and of 1 + 4 tokens
     ],
 )
 def test_packed_rows_are_watched(mode, weigh, shift, capsys):

@@ -1,4 +1,4 @@
-"""Trainers that compute advantages from rewards themselves, whether that is stated or not."""
+"""Trainers that compute advantages from rewards, whether the test states the estimator or not."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from tests.own_trainer.trainers.plain import GRPOTrainer, MeanOfMeans, Rollout
 
 
 def of_groups(function):
-    """An estimator over the rewards of each prompt, whose samples follow each other."""
+    """An estimator that applies a function to the rewards of each prompt's adjacent samples."""
 
     def of_all(rewards, groups):
         sizes = torch.unique_consecutive(groups, return_counts=True)[1]

@@ -35,14 +35,14 @@ def test_a_right_trainer_conforms(loss_conformance, name):
 
 
 ELSEWHERE = {("ddp", "MaskForgotten"), ("lightning", "MaskForgotten")}
-"""Mistakes whose line is not among the suspects: other lines are named instead."""
+"""Trainers and mistakes whose line is not suspected: other lines are."""
 
 MISTAKES = [
     pytest.param(name, bug, marks=[] if (row + column) % 5 == 3 else [pytest.mark.thorough])
     for row, name in enumerate(TRAINERS)
     for column, bug in enumerate(NAMES)
 ]
-"""Each mistake in each trainer: in ordinary runs a fifth of them, with each of both."""
+"""Each mistake in each trainer. Ordinary runs test a fifth of these pairs, which include all."""
 
 
 @pytest.mark.parametrize(("name", "bug"), MISTAKES)

@@ -139,7 +139,7 @@ def test_an_optimizer_that_steps_outside_is_not_watched(loss_conformance):
 
 
 class GradientTransformation(NamedTuple):
-    """As optax has."""
+    """An optimizer like optax's."""
 
     init: Callable[..., None]
     update: Callable[..., None]

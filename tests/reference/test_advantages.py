@@ -38,7 +38,7 @@ ROLLOUTS = Rollouts(
     values=np.array([1.0, 2.0, 3.0, 1.0, 1.0, 2.0]),
     divergences=np.array([1.0, 2.0, 1.0, 0.0, 1.0, 0.0]),
 )
-"""Two samples of one prompt, the first with a masked token, and a third alone."""
+"""Two samples of one prompt, the first with a masked token, and a third of another prompt."""
 
 CONSTANTS = AdvantageConstants(discount=0.5, trace=0.5, penalty=0.25, buffer=4, overlong=2.0)
 ALL_TOKENS = EstimatorConventions(
@@ -68,7 +68,7 @@ TRAINED = EstimatorConventions(transitions=TokenSet.ACTIVE)
         ),
         # The first sample without its masked token: -1/4 + 3/8.
         (advantages.discounted_returns, TRAINED, [0.125, 0, 0.75, 1.375, 2.75, 5]),
-        # With a penalty on the masked token: -1/2 + 3/8 = -1/8; -1/4 - 1/16.
+        # If the masked token is penalised, too: -1/2 + 3/8 = -1/8; -1/4 - 1/16.
         (advantages.discounted_returns, ALL_TOKENS, [-0.3125, -0.125, 0.75, 1.375, 2.75, 5]),
         # δ: 3/4 - 3; 0 + 3/2 - 2; -1/4 + 1 - 1. A = δ + A'/4. Then 11/4 - 1; 1/2 - 1. Then 5 - 2.
         (advantages.gae, EstimatorConventions(), [-0.515625, -1.0625, -2.25, -0.0625, 1.75, 3]),
@@ -84,7 +84,7 @@ def test_advantages_are_those_worked_out_by_hand(
 
 @pytest.mark.parametrize(
     ("deviation", "std"),
-    # Deviations of 1 and -1, their squares divided by 2 - 1 and by 2.
+    # The deviations are 1 and -1; the sum of their squares is divided by 2 - 1 or by 2.
     [(Deviation.UNBIASED, math.sqrt(2)), (Deviation.BIASED, 1)],
 )
 def test_std_of_a_group_is_one_of_two_and_of_one_sample_0(deviation: Deviation, std: float) -> None:
@@ -96,7 +96,7 @@ def test_std_of_a_group_is_one_of_two_and_of_one_sample_0(deviation: Deviation, 
 
 
 def test_a_response_is_penalised_for_what_it_has_of_the_last_tokens_before_the_limit() -> None:
-    """The last 4 tokens before a limit of 9 are penalised, by 2 if all are used."""
+    """The last 4 tokens before a limit of 9 are penalised: by 2 if a response uses all of them."""
     penalties = advantages.overlong_penalties(np.array([3, 5, 6, 9, 12]), 9, CONSTANTS)
 
     assert penalties.tolist() == [0, 0, 0.5, 2, 2]
@@ -150,7 +150,8 @@ IRREGULAR = Rollouts(
     values=np.zeros(8),
     divergences=np.zeros(8),
 )
-"""A prompt of five samples, three of one rollout and the last one rejected, and two of one each."""
+"""A prompt of five samples, three of which are one rollout and the last of which is rejected, and
+two prompts of one sample."""
 
 FIRST = np.array([0, 1, 2, 4, 5, 6, 7])
 """The first token of each sample."""
@@ -162,13 +163,13 @@ FIRST = np.array([0, 1, 2, 4, 5, 6, 7])
         # The mean of 1, 4, 2, 3 and 5 is 3.
         (EstimatorConventions(), [-2, 1, -1, 0, 2, 0, 0]),
         (EstimatorConventions(lone=Lone.REWARD), [-2, 1, -1, 0, 2, 8, 7]),
-        # The second sample of the rollout has two active tokens, and its last one a reward of 3.
+        # The rollout's second sample has two active tokens; its last sample has a reward of 3.
         (
             EstimatorConventions(compared=Compared.LONGEST_SAMPLES),
             [Fraction(-5, 3), *[Fraction(-2, 3)] * 3, Fraction(7, 3), 0, 0],
         ),
         (EstimatorConventions(compared=Compared.LAST_SAMPLES), [-2, 0, 0, 0, 2, 0, 0]),
-        # The rewards are 1, 4, 2 and 3, without a 0 and with one.
+        # The rewards are 1, 4, 2 and 3, first without the rejected one and then with it as 0.
         (
             EstimatorConventions(rejected=Rejected.EXCLUDED),
             [
@@ -222,7 +223,7 @@ def test_samples_without_a_reward_are_left_out_or_have_one_of_0(
 
 
 def exactly(rewards: list[Fraction]) -> tuple[Fraction, Fraction]:
-    """The mean and the variance, divided by n - 1, of numbers."""
+    """The mean of numbers, and their variance with the divisor n - 1."""
     mean = sum(rewards, Fraction()) / len(rewards)
     squares = sum(((reward - mean) ** 2 for reward in rewards), Fraction())
     return mean, squares / max(len(rewards) - 1, 1)
@@ -230,7 +231,7 @@ def exactly(rewards: list[Fraction]) -> tuple[Fraction, Fraction]:
 
 @pytest.mark.parametrize("rewards", [[1, 2, 4], [7, 3, 3, 3], [0, 1, 1, 0], [10001, 10000, 10002]])
 def test_statistics_leave_a_reward_out(rewards: list[int]) -> None:
-    """Against exact fractions, with a square root at the end."""
+    """Statistics are compared with exact fractions; only the square root is a float."""
     exact = [Fraction(reward) for reward in rewards]
     size = len(rewards)
     rollouts = Rollouts(

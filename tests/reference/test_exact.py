@@ -1,4 +1,4 @@
-"""The oracle's oracle, against fractions worked by hand."""
+"""The exact reference, which checks the reference, against fractions worked out by hand."""
 
 from fractions import Fraction
 from itertools import product
@@ -26,7 +26,7 @@ STEP = Step.of(
         Sample(prompt_length=1, loss_mask=[1, 1], group=6, rollout=6),
     ]
 )
-"""Samples of 2, 1, 0, 0 and 2 active tokens; of 3, 1, 1, 0 and 2 before rejection."""
+"""Samples of 2, 1, 0, 0 and 2 active tokens, which had 3, 1, 1, 0 and 2 before rejection."""
 
 EXCLUDED = EmptyUnits.EXCLUDED
 ORIGINAL = DenominatorMask.ORIGINAL

@@ -45,7 +45,7 @@ def tokens(
 
 
 def test_clipped_tokens_have_no_gradient() -> None:
-    """Ratios are clipped to 0.8 and 1.3125 where that makes the loss larger."""
+    """Ratios are clipped to 0.8 or 1.3125 if clipping makes the loss larger."""
     given = tokens(0.0, 0.5, -0.5, 0.5, -0.5, advantages=[2.0, 2.0, 2.0, -1.0, -1.0])
 
     assert policy_losses.ppo(given, CONSTANTS).tolist() == pytest.approx(
@@ -60,7 +60,7 @@ def test_dual_clip_bounds_negative_advantages() -> None:
 
 
 def test_sequence_shares_the_mean_of_its_active_log_ratios() -> None:
-    """Means of 0.1 and -0.1: the masked third token has no part in the first."""
+    """The means are 0.1 and -0.1, as the masked third token is not in the first mean."""
     given = tokens(0.3, -0.1, 9.0, -0.1, mask=[1, 1, 0, 1], sequence=[0, 0, 0, 1])
 
     assert policy_losses.gspo(given, CONSTANTS).tolist() == pytest.approx(
@@ -98,7 +98,7 @@ def test_penalty_has_the_sign_of_the_log_ratio() -> None:
 
 
 def test_geometric_mean_is_of_clipped_ratios() -> None:
-    """Log-ratios of 0.5 and -0.5: the first is clipped to 0.3125; their mean is -0.09375."""
+    """Log-ratios are 0.5, which is clipped to 0.3125, and -0.5: the mean is -0.09375."""
     given = tokens(0.5, -0.5, 9.0, mask=[1, 1, 0])
     negative = tokens(0.5, -0.5, advantages=[-1.0, -1.0])
 
@@ -143,7 +143,7 @@ def test_sequences_out_of_bounds_have_no_loss_and_others_the_ratios_of_tokens() 
 
 
 def test_covariances_between_the_bounds_are_clipped() -> None:
-    """Means are 1/4 and -2: covariances are 4, -1/2, 4 and 6, without the masked token."""
+    """Means are 1/4 and -2 without the masked token; covariances are 4, -1/2, 4 and 13."""
     given = tokens(0.0, 0.0, 0.0, 0.0, 0.0, advantages=[4.25, 0.75, 2.25, -6.25, 9.0])
     given = replace(given, log_probs=np.array([-1.0, -3.0, 0.0, -4.0, -9.0]))
     given = replace(given, mask=np.array([1, 1, 1, 1, 0], bool))
@@ -154,7 +154,7 @@ def test_covariances_between_the_bounds_are_clipped() -> None:
 
 
 def test_a_fraction_of_the_largest_covariances_is_penalised_in_every_batch() -> None:
-    """A quarter of eight tokens is two, and of two tokens one: their covariances are equal."""
+    """A quarter of eight tokens is two; of two tokens it is one, whose covariances are equal."""
     given = tokens(*[0.5] * 10, advantages=[1.0, -1.0] * 5)
     log_probs = np.array([-1.0, -1.5, -2.0, -2.5, -3.0, -3.5, -4.0, -4.5, -1.0, -2.0])
     given = replace(given, log_probs=log_probs, batch=np.array([0] * 8 + [1] * 2))
@@ -180,7 +180,7 @@ def test_tokens_of_moved_probability_have_no_gradient() -> None:
 
 
 def test_binary_divergence_is_of_a_token_and_of_any_other() -> None:
-    """From 1/4 to 1/2: 1/4 ln(1/2) + 3/4 ln(3/2) = 0.13; from 1/2 to 9/20: 0.005."""
+    """From 1/4 to 1/2 it is 1/4 ln(1/2) + 3/4 ln(3/2) = 0.13; from 1/2 to 9/20 it is 0.005."""
     given = tokens(math.log(2), math.log(0.9), advantages=[1.0, -1.0])
     given = replace(given, log_probs=np.log([0.5, 0.45]))
     weaker = replace(CONSTANTS, divergence_low=0.0051, divergence_high=0.1309)
@@ -228,7 +228,7 @@ def test_products_out_of_bounds_count_for_nothing() -> None:
 
 
 def test_sequences_are_dropped_by_their_product_and_by_an_outlier() -> None:
-    """Products are 1, 4 and 1/2; the masked token's ratio of 100 is in none."""
+    """Products are 1, 4, 1/2 and 1; the masked token's ratio of 100 is in none of them."""
     ratios = [2.0, 0.5, 4.0, 100.0, 0.5, 16.0, 0.0625]
     given = tokens(
         *[0.0] * 7, rollout=[math.log(one) for one in ratios], mask=[1, 1, 1, 0, 1, 1, 1]
@@ -240,7 +240,7 @@ def test_sequences_are_dropped_by_their_product_and_by_an_outlier() -> None:
 
 
 def test_only_negative_advantages_of_sequences_that_fell_are_dropped() -> None:
-    """The mean of -log r is 1/4 in the first, and -1/4 in the second."""
+    """The mean of -log r is 1/4 in the first sequence, and -1/4 in the second."""
     log_ratios = [0.0, -0.5, 0.0, 0.5]
     given = tokens(*log_ratios, advantages=[-1.0, 1.0, -1.0, -1.0], sequence=[0, 0, 1, 1])
 
@@ -250,7 +250,7 @@ def test_only_negative_advantages_of_sequences_that_fell_are_dropped() -> None:
 
 
 def test_second_moment_of_the_tokens_that_are_kept_is_below_its_bound() -> None:
-    """Squares are 1, 1/4, 0 and 1/4: with the first the mean of all is exactly the bound."""
+    """Squared log-ratios are 1, 1/4, 0 and 1/4: with the first, their mean is exactly the bound."""
     rollout = [1.0, -0.5, 0.0, 0.5, 9.0]
     given = tokens(*[0.0] * 5, rollout=rollout, mask=[1, 1, 1, 1, 0])
     squares = [Fraction(one) ** 2 for one in rollout[:4]]
@@ -290,12 +290,12 @@ def random_tokens(draw: st.DrawFn) -> PolicyTokens:
 @settings(max_examples=25)
 @given(given=random_tokens())
 def test_derivatives_are_those_of_the_losses(objective: Objective, given: PolicyTokens) -> None:
-    """torch differentiates losses in float64, at the new log-probabilities."""
+    """They equal torch's gradients by the new log-probabilities, in float64."""
     none = torch.zeros(0)
     old = given.log_probs - given.log_ratios
     if objective in OF_THE_ROLLOUT_POLICY:
         given = replace(given, rollout_log_ratios=np.zeros(len(old)))
-    if objective is Objective.M2PO:  # no two squares are equal
+    if objective is Objective.M2PO:  # makes all squares different
         apart = given.rollout_log_ratios + np.arange(len(old)) / 1024
         given = replace(given, rollout_log_ratios=apart)
     packed = Packed(

@@ -45,7 +45,7 @@ def test_one_token_in_forty_is_above_the_bound_of_bfloat16() -> None:
 
 
 def test_bounds_are_those_of_higham() -> None:
-    """gamma(k, u) = k·u / (1 - k·u): 16 roundings of a weight, one more for a summand."""
+    """gamma(k, u) = k·u / (1 - k·u): a weight has 16 roundings, and one more for each summand."""
     u = 2.0**-24
 
     assert {
@@ -69,7 +69,7 @@ def test_bounds_are_those_of_higham() -> None:
 
 
 def test_ratios_add_their_own_roundings_to_those_of_a_weight() -> None:
-    """32 roundings of two ratios, and one per token of a sequence, times the condition number."""
+    """Two ratios add 32 roundings, and each token of a sequence one, times the condition number."""
     u = 2.0**-24
 
     of_ratios = 37 * u / (1 - 37 * u)

@@ -15,7 +15,7 @@ BOUND = Fraction(3, 8)
 
 
 def derivative(value: Fraction, old: Fraction, target: Fraction, bound: Fraction) -> Fraction:
-    """By the definition: the derivative of the larger error, that of the value if both are."""
+    """By definition, the derivative of the larger error; of equal ones, that of the value."""
     bounded = old + max(-bound, min(value - old, bound))
     moved_too_far = bounded != value
     is_of_bounded = moved_too_far and (bounded - target) ** 2 > (value - target) ** 2
@@ -33,7 +33,7 @@ def test_derivatives_are_exact(tokens: list[tuple[Fraction, Fraction, Fraction]]
 
 
 def test_clipping_is_decided_by_the_sign_of_a_return_alone() -> None:
-    """Frameworks that train half of the squared error are given twice the returns."""
+    """Frameworks that train half of the squared error are given twice the returns of others."""
     old_values, advantages = (of.ravel() for of in np.meshgrid(OLD_VALUES, ADVANTAGES))
     clipped = [
         value_clipped(

@@ -71,7 +71,7 @@ def test_a_unit_without_active_tokens_has_a_weight_of_0(mode: Mode) -> None:
 def test_a_router_loss_per_token_is_a_sum_of_shares_over_counted_tokens(
     dp: int, slices: int, micro_batches: int, counted: int, data: st.DataObject
 ) -> None:
-    """A position has 1 / (slices · positions) of its micro-batch's mean, times the positions."""
+    """Positions have 1 / (slices · positions) of their micro-batch's mean, times the positions."""
     sizes = st.lists(st.integers(1, 9), min_size=micro_batches, max_size=micro_batches)
     positions = data.draw(st.lists(sizes, min_size=dp * slices, max_size=dp * slices))
     total = Fraction(0)
@@ -88,7 +88,7 @@ def test_a_router_loss_per_token_is_a_sum_of_shares_over_counted_tokens(
 def test_a_router_loss_is_a_mean_over_micro_batches_and_ranks(
     dp: int, slices: int, micro_batches: int, data: st.DataObject
 ) -> None:
-    """DDP averages over dp · slices ranks, the schedule multiplies by slices / micro-batches."""
+    """DDP averages over dp · slices ranks; the schedule multiplies by slices / micro-batches."""
     held = data.draw(st.integers(1, 9))
     of_rank = sum(Fraction(1, slices * held) for _ in range(held)) * Fraction(slices, micro_batches)
     ranks = dp * slices

@@ -73,7 +73,7 @@ class Trainer:
         return total.clamp(min=1)
 
     def loss(self, samples: list[Sample]) -> torch.Tensor:
-        """The sum of losses of a micro-batch, packed into one row; a rank may have none."""
+        """The sum of losses of a micro-batch, packed into one row; it may have no samples."""
         row = [t for sample in samples for t in sample.prompt + sample.response] or [PADDING]
         logits = self.model(torch.tensor([row]))["logits"][0]
         log_probs = torch.log_softmax(logits.float(), dim=-1)

@@ -12,7 +12,7 @@ TOYS = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Edit:
-    """One place in the toy's text, and its replacement."""
+    """A text that occurs once in a file of the toy, and its replacement."""
 
     file: str
     old: str
@@ -33,7 +33,7 @@ class Edit:
 
 
 def checkout(folder: Path, *edits: Edit) -> Path:
-    """Commit the toy in a new repository: its package, edited."""
+    """Commit the toy's package, with edits, in a new repository."""
     package = folder / "slime"
     shutil.copytree(TOYS / "slime", package, ignore=shutil.ignore_patterns("__pycache__"))
     for module in ("lineage.py", "terms.py"):
@@ -45,7 +45,7 @@ def checkout(folder: Path, *edits: Edit) -> Path:
 
 
 def commit(folder: Path) -> None:
-    """Make a folder a repository with one commit."""
+    """Turn a folder into a repository with one commit."""
     identity = ["-c", "user.name=Toy", "-c", "user.email=toy@example.org"]
     for arguments in (["init"], ["add", "."], ["commit", "-m", "A toy"]):
         subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
@@ -57,7 +57,7 @@ WITH_CP = Edit("lineage.py", WITHOUT_CP.new, WITHOUT_CP.old)
 
 
 def branched(folder: Path) -> Path:
-    """The toy on its main branch, and one commit on another, `change`, that loses a factor."""
+    """A repository with the toy on `main`, and a commit on `change` that loses a factor."""
     checkout(folder)
     git(folder, "branch", "-M", "main")
     git(folder, "checkout", "-b", "change")

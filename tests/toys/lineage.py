@@ -1,8 +1,8 @@
 """A toy of slime: from samples to the steps of an optimizer.
 
-Written for the tests of its adapter, and right: every denominator is taken from whole steps
-before they are cut, every factor is there once. Names and signatures are slime's where the adapter
-touches them. A checkout of the toy holds a copy of this module in its package.
+Written for the tests of slime's adapter, and right: every denominator is taken from a whole step
+before it is cut, and every factor is applied once. Names and signatures that the adapter touches
+are slime's. The package in a checkout of the toy has a copy of this module.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Data = dict[str, Any]
 Reducer = Callable[[torch.Tensor], torch.Tensor]
 
 SCHEDULE = ("micro_batch_sizes", "num_microbatches", "global_batch_sizes", "num_rollouts")
-"""Columns of a rank's share on its steps and micro-batches; all others have a value per sample."""
+"""The columns of a rank's share that describe steps and micro-batches; others are by sample."""
 
 LOSSES = ("loss", "pg_loss", "value_loss")
-"""Metrics that are logged by tokens if the loss is; all others are by samples."""
+"""Metrics that are means over tokens if the loss is; all others are means over samples."""
 
 MODES = ("sample_mean", "prompt_mean", "token_mean", "constant")
 
 
 class Group(NamedTuple):
-    """The place of this process among those it shares some work with."""
+    """This process's rank in a process group."""
 
     rank: int
     size: int
@@ -48,7 +48,7 @@ class Group(NamedTuple):
 
 
 class Grid(NamedTuple):
-    """This process among those with other samples, with other slices, with other vocabulary."""
+    """This process's data-parallel, context-parallel and tensor-parallel groups."""
 
     dp: Group
     cp: Group
@@ -91,7 +91,7 @@ def add_aggregation_options(parser: ArgumentParser) -> None:
 
 
 def validate(args: Namespace) -> None:
-    """Settle what follows from the options and the file, unless they contradict each other."""
+    """Derive settings from the options and the file; raises an error if these are contradictory."""
     if args.custom_config_path is not None:
         vars(args).update(yaml.safe_load(args.custom_config_path.read_text()))
     if args.loss_aggregation == "sample_mean" and args.calculate_per_token_loss:
@@ -136,7 +136,7 @@ class Sample:
 
 
 def convert(samples: Sequence[Sample], rollouts: Sequence[int]) -> Data:
-    """Samples as columns; rollouts are numbered from 0 in the order of their optimizer steps."""
+    """Samples as columns; ``rollouts`` are numbered from 0 in the order of optimizer steps."""
     masks = [sample.loss_mask for sample in samples]
     given = [getattr(sample, "rollout_log_probs", None) for sample in samples]
     return {
@@ -154,7 +154,7 @@ def convert(samples: Sequence[Sample], rollouts: Sequence[int]) -> Data:
 
 
 def group_normalised(samples: Sequence[Sample]) -> list[float]:
-    """Rewards compared with those of their prompt."""
+    """Rewards, normalised within their prompt groups."""
     normalised = []
     for sample in samples:
         group = [one.reward for one in samples if one.group_index == sample.group_index]
@@ -164,7 +164,7 @@ def group_normalised(samples: Sequence[Sample]) -> list[float]:
 
 
 def estimate_advantages(args: Namespace, data: Data, dp: Group, cp: Group) -> None:
-    """Every token of a sample has its reward, whitened over all ranks if that is wanted."""
+    """Give each token its sample's reward as advantage, whitened over all ranks if configured."""
     pairs = [*zip(data["rewards"], data["response_lengths"], strict=True)]
     given = [slice_response(torch.full([length], reward), cp) for reward, length in pairs]
     if args.normalize_advantages:
@@ -181,7 +181,7 @@ def estimate_advantages(args: Namespace, data: Data, dp: Group, cp: Group) -> No
 
 
 def unit_tokens(units: Sequence[int], masks: Iterable[Any]) -> list[int]:
-    """For each sample the active tokens of all samples of its rollout, or of its prompt group."""
+    """For each sample, the number of active tokens of its unit, a rollout or a prompt group."""
     tokens: Counter[int] = Counter()
     for unit, mask in zip(units, masks, strict=True):
         tokens[unit] += int(sum(mask))
@@ -189,7 +189,7 @@ def unit_tokens(units: Sequence[int], masks: Iterable[Any]) -> list[int]:
 
 
 def require_whole_groups(args: Namespace, data: Data) -> None:
-    """Every prompt group has all its rollouts, and its samples are divided by all its tokens."""
+    """Require that prompt groups have all their rollouts, and that their token counts are right."""
     groups, sums = data["groups"], data.get("prompt_mask_sums")
     rollouts = Counter(group for group, _ in set(zip(groups, data["rollouts"], strict=True)))
     sizes = sorted(rollouts.values())
@@ -214,7 +214,7 @@ def split(args: Namespace, data: Data, dp_size: int) -> list[Data]:
 
 
 def share(args: Namespace, data: Data, steps: list[list[list[int]]]) -> Data:
-    """The samples of some micro-batches of each step, by number."""
+    """A rank's share of the data: some micro-batches of each step, as numbers of samples."""
     batches = [batch for step in steps for batch in step]
     columns = {key: [values[i] for b in batches for i in b] for key, values in data.items()}
     return columns | {
@@ -225,7 +225,7 @@ def share(args: Namespace, data: Data, steps: list[list[list[int]]]) -> Data:
 
 
 def micro_batches(args: Namespace, rows: list[int], data: Data, dp_size: int) -> list[list[int]]:
-    """Cut the samples of a step into micro-batches, as many for every rank."""
+    """Cut the samples of a step into micro-batches, the same number for each rank."""
     lengths = data["total_lengths"]
     if args.balance_data:
         rows = sorted(rows, key=lambda row: lengths[row])
@@ -239,7 +239,7 @@ def micro_batches(args: Namespace, rows: list[int], data: Data, dp_size: int) ->
 
 
 def filled(rows: list[int], lengths: list[int], budget: int, dp_size: int) -> list[list[int]]:
-    """Micro-batches of as many tokens as the budget allows, and of one sample at least."""
+    """Micro-batches with as many tokens as the budget allows, and at least one sample each."""
     batches: list[list[int]] = [[]]
     for row in rows:
         if batches[-1] and sum(lengths[i] for i in [*batches[-1], row]) > budget:
@@ -251,7 +251,7 @@ def filled(rows: list[int], lengths: list[int], budget: int, dp_size: int) -> li
 
 
 def to_device(data: Data) -> Data:
-    """Tokens and masks as tensors where the training is."""
+    """The data with tokens and masks as tensors on the device that trains."""
     device = torch.cuda.current_device()
     tensors = {
         key: [torch.tensor(values, device=device) for values in data[key]]
@@ -261,7 +261,7 @@ def to_device(data: Data) -> Data:
 
 
 class Timer:
-    """The one of a process: it waits from an actor's start on, but while the actor trains."""
+    """A process's timer, which runs from the start of an actor, except while the actor trains."""
 
     start_time: ClassVar[set[str]] = set()
 
@@ -273,7 +273,7 @@ class Timer:
         self.start_time.remove(name)
 
     def reset(self) -> None:
-        """Nothing is measured."""
+        """Do nothing, as nothing is measured."""
 
     @contextmanager
     def interrupted(self, name: str) -> Iterator[None]:
@@ -291,11 +291,11 @@ class TrainProfiler:
         assert args.use_pytorch_profiler is False
 
     def step(self, rollout_id: int) -> None:
-        """A batch of rollouts is trained."""
+        """Note that a batch of rollouts was trained."""
 
 
 def old_log_probs(data: Data, cp: Group) -> list[torch.Tensor]:
-    """Log-probabilities of a rank's share by the policy that it trains, which knows one token."""
+    """The policy's log-probabilities of a rank's share: 0, as the policy knows only one token."""
     return [slice_response(torch.zeros(length), cp) for length in data["response_lengths"]]
 
 
@@ -306,12 +306,12 @@ def rollout_metrics(data: Data) -> dict[str, float]:
 
 
 def slice_response(values: torch.Tensor, cp: Group) -> torch.Tensor:
-    """The values of a response that a context-parallel rank holds: every cp-th."""
+    """The values of a response that a context-parallel rank holds: every cp-th value."""
     return values[cp.rank :: cp.size]
 
 
 def batches(data: Data, cp: Group) -> Iterator[Data]:
-    """One micro-batch of a rank's share after another, with what its model is to be given."""
+    """Yields the micro-batches of a rank's share, each with the inputs of its model."""
     start = 0
     for size in data["micro_batch_sizes"]:
         batch = {k: v[start : start + size] for k, v in data.items() if k not in SCHEDULE}
@@ -345,7 +345,7 @@ def log_probs(
     response_lengths: Sequence[int],
     grid: Grid,
 ) -> dict[str, tuple[torch.Tensor, ...]]:
-    """With entropies, of this rank's response tokens by sample."""
+    """The log-probabilities and entropies of this rank's response tokens, by sample."""
     labels = [
         slice_response(ids[-length:], grid.cp)
         for ids, length in zip(tokens, response_lengths, strict=True)
@@ -359,7 +359,7 @@ def log_probs(
 
 
 def reducer(masks: Sequence[torch.Tensor], denominators: Sequence[float], cp: Group) -> Reducer:
-    """The sum of every sample's masked sum over its denominator."""
+    """A function that sums the samples' masked sums, each divided by its denominator."""
     local = [slice_response(mask, cp) for mask in masks]
     weights = [mask / denominator for mask, denominator in zip(local, denominators, strict=True)]
     return lambda values: (values * torch.cat(weights)).sum()
@@ -368,7 +368,7 @@ def reducer(masks: Sequence[torch.Tensor], denominators: Sequence[float], cp: Gr
 def get_pg_loss_reducer(
     args: Namespace, batch: Data, masks: Sequence[torch.Tensor], default: Reducer, cp: Group
 ) -> Reducer:
-    """By mode unless custom; Megatron or `scaled` divides by the step's tokens or rollouts."""
+    """The custom reducer or the mode's; Megatron or `scaled` divides by tokens or rollouts."""
     if args.custom_pg_loss_reducer_function_path:
         factory = load_function(args.custom_pg_loss_reducer_function_path)
         lengths = batch["total_lengths"], batch["response_lengths"]
@@ -391,7 +391,7 @@ def scaled(
     logged: Data,
     grid: Grid,
 ) -> tuple[torch.Tensor, torch.Tensor, Data]:
-    """The loss of a micro-batch as Megatron's schedule takes it, and the tokens to divide it by."""
+    """A micro-batch's loss, scaled for Megatron's schedule, its number of tokens, and its log."""
     # Every slice of a sample counts the whole sample's tokens.
     num_tokens = torch.stack([mask.sum() for mask in batch["loss_masks"]]).sum()
     tokens = num_tokens / grid.cp.size
@@ -405,7 +405,7 @@ def scaled(
 
 
 def counted(args: Namespace, logged: Data, tokens: Any, share: Any) -> Data:
-    """Values to log, each with its part of what those of a step are divided by."""
+    """The values to log, each with the micro-batch's part of the step's divisor of it."""
     return {
         name: torch.stack([value.detach(), torch.as_tensor(count).to(value)])
         for name, value in logged.items()
@@ -419,7 +419,7 @@ def is_per_token(args: Namespace, name: str) -> bool:
 
 
 def log_of(entries: Sequence[Data]) -> dict[str, float]:
-    """One log of what micro-batches hand on: values over their one count, or over one each."""
+    """The log of micro-batches' entries: sums of values over one shared count, or over one each."""
     first, form = entries[0]["keys"], entries[0].keys()
     size = len(first) + ("normalizers" not in form)
     for entry in entries:
@@ -457,9 +457,9 @@ def train(
     finalize_model_grads: Callable[..., None],
     log: Callable[[Data], None],
 ) -> None:
-    """Make optimizer steps, each given by its number of micro-batches and what a loss needs.
+    """Make optimizer steps, each given as its number of micro-batches and arguments of the loss.
 
-    The first rank of the last pipeline stage logs each.
+    The first rank of the last pipeline stage logs each step.
     """
     everyone = mpu.get_data_parallel_group(with_context_parallel=True)
     config = model.config

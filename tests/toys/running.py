@@ -6,7 +6,7 @@ from conformance.findings.finding import Finding
 from tests import command
 
 POLICY_LOSS = "[weights/ or [metric/"
-"""Its weights, and itself as it is logged."""
+"""The weights of the policy loss, and the logged policy loss."""
 
 
 def find(
@@ -19,8 +19,8 @@ def find(
 ) -> list[Finding]:
     """The findings of a run of the adapter on a checkout.
 
-    Laws are left out, since runs of SkyRL test them, and so are suspected lines, which the tests of
-    traces cover.
+    Laws are left out, since runs of SkyRL test them. Nothing is traced, since tests of traces do
+    that.
     """
     chosen = [f"--layout={layout}" for layout in layouts]
     selected = ("-k", f"({subjects}) and ({cases}) and not laws")

@@ -1,6 +1,6 @@
 """The parts of the toy's losses, and how they are chosen on the command line.
 
-A checkout of the toy holds a copy of this module in its package, next to `lineage`.
+The package in a checkout of the toy has a copy of this module, next to `lineage`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .lineage import Data, Group, Reducer, load_function, slice_response
 
 Masks = Sequence[torch.Tensor]
 MakeReducer = Callable[[Masks, bool], Reducer]
-"""From masks, and whether losses are added up per token, to a reducer."""
+"""Makes a reducer, given masks and whether losses are summed over tokens."""
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -31,7 +31,7 @@ def add_options(parser: ArgumentParser) -> None:
 
 
 def validate(args: Namespace) -> None:
-    """All terms but the policy loss are means over samples, which exclude a mean over tokens."""
+    """Refuse a mean over tokens together with other terms, which are means over samples."""
     if args.calculate_per_token_loss and (args.entropy_coef or args.kl_loss_coef):
         raise ValueError("--entropy-coef and --kl-loss-coef are for means over samples")
 
@@ -44,7 +44,7 @@ def policy_losses(
     *,
     cispo: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of each token of this rank, and 1 for those that are clipped."""
+    """The loss of each token of this rank, and whether it is clipped: 1 or 0."""
     ratio = torch.exp(log_probs - torch.cat(batch["log_probs"]))
     gain = torch.cat(batch["advantages"])
     bounded = ratio.clamp(1 - args.eps_clip, 1 + args.eps_clip_high)
@@ -60,7 +60,7 @@ def policy_losses(
 def corrected(
     args: Namespace, losses: torch.Tensor, batch: Data
 ) -> tuple[torch.Tensor, Masks, dict[str, torch.Tensor]]:
-    """Losses and masks as a custom function for truncated importance sampling makes them."""
+    """Losses, masks and numbers to log, after the custom truncated importance sampling if any."""
     if not args.use_tis:
         return losses, batch["loss_masks"], {}
     names = "loss_masks", "rollout_log_probs", "total_lengths", "response_lengths", "max_seq_lens"
@@ -79,7 +79,7 @@ def policy_loss(
     make_reducer: MakeReducer,
     choose: Callable[[Masks, Reducer], Reducer],
 ) -> tuple[torch.Tensor, Data]:
-    """The loss of a micro-batch and what is logged of it."""
+    """The loss of a micro-batch and the values to log."""
     log_probs = torch.cat([*values["log_probs"]])
     cispo = args.advantage_estimator == "cispo"
     losses, clipped = policy_losses(args, log_probs, batch, eps_clip_c, cispo=cispo)

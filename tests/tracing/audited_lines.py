@@ -1,8 +1,8 @@
 """The ranks of the audit's lines among the suspects of the causes in the newest reports.
 
-``python -m tests.tracing.audited_lines [REPORT …]`` prints it for reports such as ``skyrl/v0.3.0``,
-or for all of released versions and main branches. A row of the audit is of one cause or of several,
-and names lines of documents' options as well: a disagreement is settled by reading the source.
+``python -m tests.tracing.audited_lines [REPORT …]`` prints them for reports like ``skyrl/v0.3.0``,
+or for all reports on releases and main branches. A row of the audit may be about several causes,
+and also names lines of documented options, so the source must settle a disagreement.
 """
 
 import sys
@@ -27,7 +27,7 @@ def audited_lines(cause: Cause, report: Report) -> set[tuple[str, int]]:
 
 
 def places(report: Report) -> Iterator[tuple[Cause, int | None]]:
-    """Yield each cause that has suspects, with the place of the first that the audit names."""
+    """Yield each cause with suspects, and the place of the first suspect that the audit names."""
     for cause in report.causes:
         if cause.severity in TRACED and cause.suspects:
             lines = audited_lines(cause, report)
@@ -36,7 +36,7 @@ def places(report: Report) -> Iterator[tuple[Cause, int | None]]:
 
 
 def main(names: Sequence[str]) -> None:
-    """Print the place for each cause, and how many there are of each."""
+    """Print the place for each cause, and the number of causes with each place."""
     counted: Counter[int | None] = Counter()
     for name in names or [one for one in NEWEST if "pull" not in one]:
         for cause, place in places(load(REPORTS / f"{name}.json.gz")):

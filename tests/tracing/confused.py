@@ -1,4 +1,4 @@
-"""Ways to compute wrong losses by a word that is easily confused with the right one."""
+"""Ways to compute wrong losses by confusing a word of the code with a similar one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class ConfusedTrainer(ToyTrainer):
-    """Each way normalises losses rightly that have been computed wrongly."""
+    """Computes losses wrongly, in each of its ways, and normalises them rightly."""
 
     def normalised(self, losses: torch.Tensor, rows: Rows) -> None:
         """Normalise the losses of tokens rightly."""
@@ -22,7 +22,7 @@ class ConfusedTrainer(ToyTrainer):
         dist.all_reduce(self.gradient)
 
     def of_another_tensor(self, rows: Rows) -> None:
-        """Takes the log-probability of the policy for that of the old one, with a shift."""
+        """Takes the policy's log-probability, plus 1, for that of the old policy."""
         new = self.log_probs(rows)
         shifted = new.detach() + 1.0
         ratios = torch.exp((new - shifted) * rows["mask"])
@@ -34,7 +34,7 @@ class ConfusedTrainer(ToyTrainer):
         self.normalised(self.losses(rows) * low / high, rows)
 
     def of_either_number(self, rows: Rows) -> None:
-        """Multiplies by one number in a line, and divides by another in the next."""
+        """Multiplies by one number, and divides by another number in the next line."""
         low, high = 0.3, 0.7
         multiplied = self.losses(rows) * low
         self.normalised(multiplied / high, rows)
@@ -51,21 +51,21 @@ class ConfusedTrainer(ToyTrainer):
         self.normalised(torch.cat([first, second]), rows)
 
     def without_rows_at_either_end(self, rows: Rows) -> None:
-        """Two lines leave rows out, neither of which is right alone."""
+        """Leaves rows out in two lines; no edit of only one of these mends it."""
         losses = self.losses(rows)
         begun = losses[1:]
         self.normalised(begun[:-1], rows)
 
     def mean_of_a_row(self, rows: Rows) -> None:
-        """Means over the width of rows, where their sums are meant."""
+        """Takes means of rows over their width instead of their sums."""
         self.normalised(self.losses(rows).mean(-1), rows)
 
     def mean_over_padding(self, rows: Rows) -> None:
-        """Multiplies means of rows by their tokens; the means are over masked ones as well."""
+        """Multiplies means of rows by their active tokens, though the means include masked ones."""
         losses, mask = self.losses(rows), rows["mask"]
         means = losses.mean(-1)
         self.normalised(means * mask.sum(-1), rows)
 
     def mean_of_all(self, rows: Rows) -> None:
-        """A mean of losses is divided by a sum: either may have been meant as the other."""
+        """Divides a mean of losses by a sum: a sum or a mean may have been meant for both."""
         self.normalised(self.losses(rows).mean(), rows)

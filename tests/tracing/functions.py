@@ -1,4 +1,4 @@
-"""Functions of autograd, a class and a mode of tensors, a backward pass in a thread of its own."""
+"""Autograd functions, a tensor class, a function mode, and a backward pass in another thread."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Tagged(torch.Tensor):
-    """A class of tensors that does nothing of its own."""
+    """A subclass of tensors that changes nothing."""
 
 
 class TakenByName(TorchFunctionMode):
-    """Methods are those that tensors have now, as modes of torch before 2.13 get them."""
+    """Looks methods up by name when they are called, as modes do in torch before 2.13."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
@@ -25,7 +25,7 @@ class TakenByName(TorchFunctionMode):
 
 
 class Within(torch.autograd.Function):
-    """Its backward pass has another in it."""
+    """The identity, whose backward pass calls a function with another backward pass."""
 
     @staticmethod
     def forward(ctx: Any, leaf: torch.Tensor, begin: Callable[[], None]) -> torch.Tensor:
@@ -39,9 +39,9 @@ class Within(torch.autograd.Function):
 
 
 def backward_in_another_thread(loss: torch.Tensor, passes: int = 61) -> None:
-    """Begin a backward pass that torch does in a thread of its own, as it does those on GPUs.
+    """Begin a backward pass that torch runs in another thread, as it runs those on GPUs.
 
-    On the CPU it does so for one within 60 others.
+    On the CPU, torch does so for a pass within 60 other backward passes.
     """
     if not passes:
         loss.backward()

@@ -17,7 +17,7 @@ class LoggingTrainer(ToyTrainer):
     """Logs its loss, most often wrongly."""
 
     def halved(self, rows: Rows) -> float:
-        """The gradient makes up for a loss that is half of what it should be; its log does not."""
+        """Halves the loss and doubles the gradient to compensate, but logs the halved loss."""
         loss = self.losses(rows).sum() / (self.tokens(rows) * 2)
         loss.backward()
         dist.all_reduce(self.gradient)

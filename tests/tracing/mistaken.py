@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 class Reduction(Enum):
-    """The reduction of the numbers of ranks."""
+    """A way to reduce the numbers of ranks to one."""
 
     MEAN = "mean"
     SUM = "sum"
 
 
 class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
-    """Makes these mistakes besides the others."""
+    """Makes the mistakes of its base classes and more."""
 
     ranks = 1
 
@@ -49,7 +49,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         return logged.item()
 
     def ranks_alike(self, rows: Rows) -> None:
-        """The mean of a rank is right, its share is wrong; a wrong mean would compensate."""
+        """Weights a rank's right mean by a wrong share; a wrong mean could compensate for that."""
         own = rows["mask"].sum()
         mean = self.losses(rows).sum() / own
         share = self.tokens(rows) / dist.get_world_size()
@@ -57,7 +57,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         dist.all_reduce(self.gradient)
 
     def rows_alike(self, rows: Rows) -> None:
-        """The same of rows, whose tokens no count of the reference has."""
+        """Weights right means of rows by wrong shares; the reference has no count of a row."""
         own = rows["mask"].sum(-1).clamp(min=1)
         means = self.losses(rows).sum(-1) / own
         count = self.tokens(rows)
@@ -66,7 +66,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         dist.all_reduce(self.gradient)
 
     def weighed_by_all(self, rows: Rows) -> None:
-        """A wrong count multiplies each row, and divides as a part of their sum."""
+        """Multiplies each row by a wrong count, and divides by the sum of these counts."""
         whole = torch.stack([self.counted_all(row) for row in rows["mask"]]).sum()
         dist.all_reduce(whole)
         means = self.losses(rows).sum(-1) / rows["mask"].sum(-1).clamp(min=1)
@@ -78,7 +78,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         return torch.ones_like(mask).sum()
 
     def one_more(self, rows: Rows) -> None:
-        """A wrong count of right ones, made by a function that another line calls as well."""
+        """Makes a wrong count of right numbers, in a function that another line calls, too."""
         self.counted_with_one(rows["mask"] * 0)
         count = self.counted_with_one(rows["mask"])
         dist.all_reduce(count)
@@ -99,7 +99,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         dist.all_reduce(self.gradient)
 
     def last_kept(self, rows: Rows) -> None:
-        """Keeps the count of the last row where those of all are to be added up."""
+        """Keeps the count of the last row instead of adding up the counts of all rows."""
         for row in rows["mask"]:
             count = row.sum().item()
         total = torch.tensor(count)
@@ -108,34 +108,34 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         dist.all_reduce(self.gradient)
 
     def half_of_a_mask(self, rows: Rows) -> None:
-        """The mask of the tokens before."""
+        """Applies to each token the mask of the token before it."""
         padded = torch.nn.functional.pad(rows["mask"], (1, 0))
         kept = padded[:, :-1]
         self.normalised(self.losses(rows) * kept, rows)
 
     def largest(self, rows: Rows) -> None:
-        """Takes the largest of right counts, where their sum is meant."""
+        """Takes the largest of the ranks' right counts instead of their sum."""
         count = rows["mask"].sum()
         dist.all_reduce(count, op=dist.ReduceOp.MAX)
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
     def of_a_copy(self, rows: Rows) -> None:
-        """Adds up a copy of the count over ranks, and divides by the count."""
+        """Sums a copy of the count over ranks, but divides by the count itself."""
         count = rows["mask"].sum()
         dist.all_reduce(count.clone())
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
 
     def logged_afterwards(self, rows: Rows) -> None:
-        """Divides by the tokens of the rank, and makes those of the step for a log."""
+        """Divides by the rank's tokens, and counts the step's tokens only after that."""
         count = rows["mask"].sum()
         (self.losses(rows).sum() / count).backward()
         dist.all_reduce(self.gradient)
         dist.all_reduce(count.clone())
 
     def of_another_variable(self, rows: Rows) -> None:
-        """Divides by the tokens of the rank, where those of the step are in another variable."""
+        """Divides by the rank's tokens, although another variable has the step's tokens."""
         own = rows["mask"].sum()
         whole = own + self.tokens(rows) - own
         assert whole is not own
@@ -143,7 +143,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         dist.all_reduce(self.gradient)
 
     def of_an_unscaled_loss(self, rows: Rows) -> None:
-        """Multiplies the loss by the ranks that gradients are averaged over, and leaves it."""
+        """Scales the loss by the ranks that average gradients, but uses the unscaled loss."""
         loss = self.losses(rows).sum() / self.tokens(rows)
         scaled = loss * dist.get_world_size()
         assert scaled is not loss
@@ -177,7 +177,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         self.normalised(losses, rows)
 
     def multiplied_in_place(self, rows: Rows) -> None:
-        """Multiplies the losses by how likely their tokens are, which they are already."""
+        """Multiplies the losses by their tokens' probabilities."""
         losses = self.losses(rows)
         losses *= torch.exp(self.log_probs(rows).detach())
         self.normalised(losses, rows)
@@ -189,7 +189,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
             (mean * 1).backward()
 
     def by_width(self, rows: Rows) -> None:
-        """Python had the width as well, in a list of lengths."""
+        """Divides by the width of rows, which plain Python also had, in a list of lengths."""
         assert max(self.widths_of(rows))
         (self.losses(rows).sum() / rows["mask"].size(-1)).backward()
 
@@ -227,7 +227,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         self.gradient.div_(ranks)
 
     def scaled_term(self, rows: Rows) -> float:
-        """The logged value of a term has its coefficient, as it has in the loss."""
+        """Logs a term multiplied by its coefficient, as the term is in the loss."""
         log_probs, count = self.log_probs(rows), self.tokens(rows)
         ratios = log_probs - rows["old_log_probs"] - rows["reference"]
         term = (ratios * rows["mask"]).sum() / count
@@ -250,12 +250,12 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
 
 
 def reduced(number: float, how: Reduction) -> float:
-    """A number, or its mean over ranks."""
+    """A sum over ranks, or the mean that it gives."""
     return number / dist.get_world_size() if how is Reduction.MEAN else number
 
 
 class MistakenAdapter(ToyAdapter):
-    """Chooses among all ways."""
+    """Chooses among the ways of all trainers."""
 
     trainer = MistakenTrainer
 

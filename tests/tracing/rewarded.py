@@ -93,7 +93,7 @@ class RewardedAdapter(MinimalAdapter):
     def of_tokens_of_a_rank(
         self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows
     ) -> torch.Tensor:
-        """Reduces over its own rank a number of each token, of which ranks have more or fewer."""
+        """Reduces a number for each active token, of which ranks have unequal numbers, per rank."""
         alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
         advantages = self.divided(rewards, groups, rows)
         own, mask = advantages[rank_rows(rows)], rows["mask"][rank_rows(rows)]
@@ -120,13 +120,13 @@ class RewardedAdapter(MinimalAdapter):
         return self.recursive(placed, rows, 1)
 
     def own_values(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Takes a token's own value for that of the next."""
+        """Takes a token's own value for that of the next token."""
         placed = torch.zeros_like(rows["mask"])
         placed[range(len(placed)), last_of(rows)] = rewards
         return self.recursive(placed, rows, 0)
 
     def recursive(self, placed: torch.Tensor, rows: Rows, shift: int) -> torch.Tensor:
-        """Whitened advantages of rewards and values; no token of a response is masked."""
+        """Whitened GAE advantages, for responses without masked tokens."""
         constants = ESTIMATORS[Objective.GAE].constants
         values, advantages = rows["values"], torch.zeros_like(placed)
         last, width = torch.zeros(len(placed)), placed.shape[1]
@@ -149,18 +149,18 @@ class RewardedAdapter(MinimalAdapter):
 
 
 def last_of(rows: Rows) -> torch.Tensor:
-    """The place of the last active token of each row."""
+    """The position of each row's last active token."""
     return rows["mask"].cumsum(1).argmax(1)
 
 
 class CountingAll(Trainer):
-    """Divides by the tokens of all rows, masked ones among them."""
+    """Divides by all tokens of all rows, including masked ones."""
 
     def token_weights(self, mask: torch.Tensor, mode: Mode) -> torch.Tensor:
         return mask / torch.ones_like(mask).sum()
 
 
 class MiscountingAdapter(RewardedAdapter):
-    """Makes right advantages, and weighs them wrongly."""
+    """Computes right advantages, but trains them with wrong weights."""
 
     trainer = CountingAll

@@ -1,4 +1,4 @@
-"""The factors of a token's weight multiply to it, each with the line that applied it."""
+"""The product of a chain's factors, each with the line that applied it, is the token's weight."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ from tests.jobs import job_of, step_of
 from tests.tracing.toys import ToyAdapter
 
 STEP = step_of([1, 1, 0], [1, 1, 1], [1, 0, 1], [1, 1, 1])
-"""10 active tokens: 4 on the first of two ranks."""
+"""A step of 10 active tokens, 4 of which are on the first of two ranks."""
 
 Traced = Callable[[str], tuple[TracedJob, Chain]]
 
@@ -38,7 +38,7 @@ def traced() -> Iterator[Traced]:
 
 
 def factors(found: Chain) -> list[tuple[float, str]]:
-    """Each factor other than 1, with the function that called it."""
+    """Each factor other than 1, with the function whose line applied it."""
     return [
         (round(one.value, 6), line.function)
         for one in found.factors

@@ -1,4 +1,4 @@
-"""Every loss and logged number that is a sum over tokens is traced, by its own column."""
+"""Losses and logged numbers that are sums over tokens are traced, each by a column of its own."""
 
 from unittest import mock
 
@@ -102,7 +102,7 @@ def test_a_critic_may_be_given_twice_the_returns() -> None:
 
 
 def test_a_masked_value_is_traced_to_where_a_mask_leaves_it_out(pool: RankPool) -> None:
-    """Poison would survive a multiplication by 0: `native` selects instead."""
+    """A multiplication by the mask would keep poison, but `native` selects by the mask."""
     cell = _cell("poison.logged_reference_log_probs")
     assert is_traced(cell)
     assert traced_metric(cell) is Metric.KL
@@ -124,7 +124,7 @@ def test_a_coefficient_is_traced_to_the_divergence_that_it_follows(pool: RankPoo
 
 
 def test_a_number_that_no_value_of_a_token_adds_to_is_traced_as_a_whole(pool: RankPool) -> None:
-    """The mean ratio of tokens is 1 where nothing is painted, and no token's value is a ratio."""
+    """No painted column adds to a mean ratio: tokens without a painted value have ratios of 1."""
     job = traced_job(_cell("metric.ratio").job, pool, metric=Metric.RATIO)
 
     assert isinstance(job, TracedJob), job
@@ -135,7 +135,7 @@ def test_a_number_that_no_value_of_a_token_adds_to_is_traced_as_a_whole(pool: Ra
 
 
 def test_an_unusual_configuration_is_traced() -> None:
-    """A custom reducer gives tokens weights that no mode has."""
+    """One example is a custom reducer, which gives tokens weights that no mode has."""
     [divisor, reducer] = [_configured("divisor_by_default"), _configured("custom_reducer")]
 
     assert is_traced(divisor)

@@ -62,7 +62,7 @@ def computed(one, other, mask, rows, place, low=0.0, high=1.0):
 
 
 def edited(text: str) -> dict[str, str]:
-    """The edited texts that may have been meant, by the words that describe them."""
+    """The edits that are tried for the first statement: texts, by the words that describe them."""
     [unit] = units(ast.parse(text).body[0], 1)
     several = (sort("", unit, KINDS) for sort in SORTS)
     return {one.words: one.edit.text for each in several for one in each}
@@ -395,7 +395,7 @@ def of_batch(groups):
 def test_an_expression_may_be_meant_as_the_file_has_it_elsewhere(
     tmp_path: Path, number: int, meant: list[str]
 ) -> None:
-    """Only if all of its variables are known at the line."""
+    """Such an expression is tried only if all its variables are known at the line."""
     path = tmp_path / "elsewhere.py"
     path.write_text(ASSIGNED_ELSEWHERE)
     [unit] = units(ast.parse(path.read_text()), number)
@@ -496,14 +496,14 @@ def test_a_function_whose_edit_raises_does_as_before(framework: ModuleType) -> N
 
 
 def reading(log: dict[str, float], other: SimpleNamespace) -> FrameType | None:
-    """The frame of a function with two variables."""
+    """The frame of a call of this function, with two variables."""
     assert log
     assert other
     return inspect.currentframe()
 
 
 def test_what_a_function_can_read_is_named_as_its_source_would() -> None:
-    """A key that is a member of an enum has no literal, and an object may have any attribute."""
+    """A key that is a member of an enum has no literal; an attribute may be no identifier."""
     other = SimpleNamespace(**{"a b": 1.0, "ab": 2.0})
     frame, known = reading({Metric.KL: 1.0, "loss": 2.0}, other), dict[str, str | None]()
     assert frame is not None

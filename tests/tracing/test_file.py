@@ -14,7 +14,7 @@ from tests import command
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The traces of a run with a mistake."""
+    """The folder of the traces of a run with a mistake."""
     folder = tmp_path_factory.mktemp("traces")
     chosen = ["--layout=dp2-cp1-mb2-thd", "--checks=weights", "-k=uneven_lengths"]
     command.run(folder, command.BROKEN["onetokenshort"], f"--traces={folder}", *chosen)
@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def wrong(folder: Path) -> Path:
-    """A trace of a wrong weight."""
+    """The file of a trace of a wrong weight."""
     return min(folder.glob(f"weights*{file.SUFFIX}"))
 
 

@@ -163,7 +163,7 @@ def test_a_right_weight_has_its_factors_on_several_devices(pool: RankPool) -> No
 def test_the_line_that_counts_in_a_micro_batch_is_suspected(
     pool: RankPool, mode: Mode, text: str
 ) -> None:
-    """0.1.7 averages means of micro-batches."""
+    """0.1.7 averages micro-batches, each divided by its own count."""
     line = of_tunix(pool, mode, "dp1-cp1-mb2-bshd").suspects[0].line
 
     assert text in linecache.getline(line.file, line.number)

@@ -1,8 +1,8 @@
 """The line of a mutant is suspected, also where plain Python made its counts.
 
-The mutants below were chosen because their lines were found, so that a loss is noticed. They do not
-measure how often a mutant's line is found: `tests.tracing.traced_mutants` and
-`tests.suspects_benchmark` do.
+The mutants below were chosen because their lines were found, so the tests notice if a line is no
+longer found. `tests.tracing.traced_mutants` and `tests.suspects_benchmark` measure how often the
+line of any mutant is found.
 """
 
 import pytest
@@ -41,7 +41,7 @@ def test_lines_that_are_found_stay_found(pool: RankPool) -> None:
 
 
 def test_a_weight_of_0_that_is_right_alone_is_traced_without_an_error(pool: RankPool) -> None:
-    """The clipping that makes it 0 depends on values that painting leaves out."""
+    """The clipping that makes the weight 0 depends on values that are 0 in a traced job."""
     [mutant] = [one for one in MUTANTS if one.__name__ == "ValuesOnlyBounded"]
 
     assert place(mutant, pool) is None

@@ -1,4 +1,4 @@
-"""A line is proven by runs with the values that it had to have."""
+"""Lines are proven by runs in which they have the right values, or are edited."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CASES = ("uneven_lengths", "fully_masked_sample", "unequal_shards")
 
 @dataclass(frozen=True, kw_only=True)
 class OfWay(MatrixCell):
-    """A finding of one of the toy's ways."""
+    """A matrix cell that the toy trains in one of its ways."""
 
     way: str
 
@@ -106,7 +106,7 @@ FEW = 150
 def told(
     of_cause: list[OfWay], jobs: SharedJobs, most_edited: int = MOST_EDITED
 ) -> list[tuple[str, str]]:
-    """The lines of a cause after its proofs, each with what is said of it."""
+    """The lines of a cause after its proofs, each with the words about it."""
     found = Prover(jobs, most_edited).proven(traced(of_cause[0], jobs), of_cause)
     return [(linecache.getline(one.line.file, one.line.number), one.why) for one in found]
 
@@ -160,7 +160,7 @@ def test_the_line_is_proven_with_which_all_findings_conform(
 def test_a_wrong_advantage_that_no_edit_mends_is_not_proven(
     jobs_of_rewards: SharedJobs, way: str
 ) -> None:
-    """The line that passes a group to a function has chosen the group."""
+    """The first line is the one that is wrong; of a wrong group, the one that chose it."""
     objective = {"merged": Objective.GROUP_CENTRED, "of_a_rank": Objective.GROUP_WHITENED}[way]
     [(line, _), *_] = of_lines = told(wrong(way, jobs_of_rewards, objective), jobs_of_rewards, FEW)
 
@@ -182,7 +182,7 @@ def test_a_wrong_advantage_that_no_edit_mends_is_not_proven(
 def test_the_line_that_takes_or_writes_the_value_of_another_token_is_named(
     jobs_of_rewards: SharedJobs, way: str, text: str, words: str
 ) -> None:
-    """The toy knows no masked tokens within responses."""
+    """Only a case without masked tokens is tried, as the toy cannot handle them in responses."""
     of_cause = wrong(way, jobs_of_rewards, Objective.GAE)
     unmasked = [one for one in of_cause if one.case.name == "unequal_shards"]
     [why] = [why for line, why in told(unmasked, jobs_of_rewards) if text in line]
@@ -323,7 +323,7 @@ def test_no_count_proves_a_line_where_ranks_reduce_unequal_numbers(
 def test_a_step_that_no_judge_expects_proves_nothing(
     jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One example is a step whose tokens are in other forward passes than the framework's."""
+    """One example is a step whose forward passes the edited code no longer reports."""
     cell = wrong("of_a_rank", jobs)[0]
     trials = Prover(jobs).trials
     run, one = trials.ordinary(cell), candidates(traced(cell, jobs))[0]
@@ -346,11 +346,11 @@ def test_no_line_is_proven_when_the_time_is_over(jobs: SharedJobs) -> None:
     assert late.proven(trace, of_cause) == trace.suspects
     assert (proven.given_up, late.given_up) == (0, 1)
     assert late.proven(trace, of_cause) == trace.suspects
-    assert late.given_up == 2  # what was not run for want of time is asked for again
+    assert late.given_up == 2  # causes that had no time left are tried again
 
 
 def test_a_finding_conforms_only_with_the_tokens_that_it_had(jobs: SharedJobs) -> None:
-    """Otherwise a change that leaves tokens out might hide what is wrong of them."""
+    """Otherwise an edit that leaves tokens out could hide that they are wrong."""
     [cell, *_] = cells("reduced", Objective.POLICY)
     trials, file = Prover(jobs).trials, str(toys.__file__)
     elsewhere = Edit(file, span_of(function_in(file, "meant").body[0]), "pass")

@@ -1,4 +1,4 @@
-"""Operations that the recorder records, and others that it does not."""
+"""The operations that the recorder records, and those that it leaves out."""
 
 import linecache
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ def one_rank() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_rank")
 def test_no_mode_of_functions_sees_what_the_recorder_reads() -> None:
-    """A group's method is no function of torch: where it dispatches, the mode is still entered."""
+    """A group's method is not a function of torch, so the mode is entered while it dispatches."""
     recorder = Recorder(lambda module: not module.startswith("tests.tracing.test_"))
 
     with recorder, TakenByName():
@@ -32,7 +32,7 @@ def test_no_mode_of_functions_sees_what_the_recorder_reads() -> None:
 
 
 def test_a_tensor_of_numbers_is_made_where_torch_is_given_them() -> None:
-    """The first line that reads it does not make it, and a tensor of tensors is made of these."""
+    """A tensor's line is the one that makes it; a tensor made of tensors has these as inputs."""
     recorder = Recorder(lambda module: module != __name__)
 
     with recorder:

@@ -96,7 +96,7 @@ def test_a_right_advantage_has_no_suspects(traced: Traced, way: str, objective: 
 
 
 def test_the_reward_of_one_sample_is_all_that_there_is(traced: Traced) -> None:
-    """Half of 2.578125 is left in a group of two, r - r/2, and three quarters in one of four."""
+    """In a group of two, half of a reward of 2.578125 is left: r - r/2; in one of four, 3/4."""
     job = traced("merged", TWO_GROUPS, token=Token(0, 1))
 
     assert job.job.painted is not None
@@ -109,7 +109,7 @@ def test_the_reward_of_one_sample_is_all_that_there_is(traced: Traced) -> None:
 
 
 def test_digits_that_only_rewards_of_several_samples_lose_are_found(traced: Traced) -> None:
-    """The variance of two rewards near 3000 is a difference of squares of 9e6."""
+    """The variance of two rewards near 3000 is computed as a difference of numbers near 9e6."""
     job = traced("by_squares", TWO_GROUPS, Objective.GROUP_NORMALISED)
     trace = of(job)
 
@@ -153,7 +153,7 @@ def test_only_large_numbers_lose_digits_and_a_bound_of_infinity_is_none(
 
 
 def test_advantages_that_are_wrong_by_the_weight_of_tokens_are_traced_to_its_divisor() -> None:
-    """10 of 12 tokens are active, so that each advantage is 10/12 of the right one."""
+    """The trainer divides by 12 tokens instead of the 10 active ones."""
     layout, objective = Layout(dp=2), Objective.GROUP_CENTRED
     with RankPool(MiscountingAdapter(), None, 2) as pool:
         job = traced_job(job_of(TWO_GROUPS, layout=layout, objective=objective), pool)

@@ -15,7 +15,7 @@ OWN, OF_SAMPLES, OF_ALL, OF_RANK, SAMPLES, SAMPLES_OF_RANK = PARTS
 def test_tokens_of_micro_batches_are_counted_on_each_rank_and_on_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The first of two ranks has two micro-batches, the second has one."""
+    """The first of two ranks has two micro-batches, and the second rank has one."""
     monkeypatch.setattr(right_values, "counts_of_step", lambda _: {"of the step": 6.0})
     mask = np.array([1, 1, 1, 0, 1, 1, 1], np.bool_)
     sample = np.array([0, 0, 1, 1, 2, 2, 3])
@@ -56,5 +56,5 @@ def test_parts_that_are_left_out_make_a_wrong_count_only_if_it_is_their_sum() ->
     lacking = LeftOut(parts=4, counted=9.0, right=22.0)
 
     assert lacking.makes(9.0, 22.0)
-    assert not lacking.makes(4.5, 5.5)  # a count of one micro-batch, which has no other parts
+    assert not lacking.makes(4.5, 5.5)  # another count, of which no part was left out
     assert not lacking.makes(9.0, None)

@@ -38,13 +38,13 @@ LAYOUTS = {
     **{id(step): Layout(micro_batches=2) for step in (IN_PARTS, IN_SAMPLES)},
     id(TWICE): Layout(dp=2, micro_batches=2),
 }
-"""The layouts of steps that are not in one micro-batch on each of two ranks."""
+"""The layouts of steps that are not trained on two ranks with one micro-batch each."""
 
 MODES = {id(IN_SAMPLES): Mode.SAMPLE_MEAN}
-"""The modes of steps whose tokens are not all averaged at once."""
+"""The modes of steps that are not trained in `token_mean`."""
 
 OBJECTIVES = {id(OF_SEQUENCES): Objective.GSPO, id(CLIPPED): Objective.OFF_POLICY}
-"""The objectives of steps whose ratios to the old policy are not all 1."""
+"""The objectives of steps whose ratios to the old policy differ from 1."""
 
 
 class Traced(Protocol):
@@ -72,7 +72,7 @@ def traced() -> Iterator[Traced]:
 
 
 def lines(trace: Trace) -> str:
-    """The text of the lines that are suspected."""
+    """The source text of all suspected lines."""
     suspected = [one.line for one in trace.suspects]
     return "".join(linecache.getline(line.file, line.number) for line in suspected)
 

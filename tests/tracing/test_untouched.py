@@ -1,4 +1,4 @@
-"""A traced job gives the same bits as one that is not traced and has the same advantages."""
+"""A recorded job gives the same bits as an unrecorded job with the same advantages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Engine(NamedTuple):
 
 
 OTHERWISE = {Engine("trl", "liger"), Engine("trl", "rloo")}
-"""Engines that train no mean over tokens, or not in the version that is installed."""
+"""Engines without `token_mean`, or that the installed version of the framework lacks."""
 
 ENGINES = [
     one
@@ -51,7 +51,7 @@ ENGINES = [
 
 @dataclass(frozen=True)
 class Painting:
-    """An adapter's ``observe``, with only one token that has an advantage in every job."""
+    """An adapter's ``observe``, in whose jobs only one token has an advantage."""
 
     adapter: Adapter
 
@@ -61,7 +61,7 @@ class Painting:
 
 
 def painted(one: Engine) -> tuple[Adapter, Path | None]:
-    """An adapter that paints a token, and the framework's source."""
+    """An adapter in whose jobs only one token has an advantage, and the framework's source."""
     require(one.framework)
     require(one.engine)
     adapter = registry.create(one.framework, one.engine)
@@ -76,7 +76,7 @@ def painted(one: Engine) -> tuple[Adapter, Path | None]:
 
 
 def smallest(adapter: Adapter) -> Layout:
-    """A layout of two data-parallel ranks."""
+    """The simplest of an adapter's layouts with two data-parallel ranks."""
     chosen = [one for one in adapter.layouts() if one.world_size == one.dp == 2]
     return min(chosen, key=lambda one: (bool(one.options), one.micro_batches != 2))
 

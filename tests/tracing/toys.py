@@ -1,4 +1,4 @@
-"""A trainer that normalises losses in many ways. A trace must follow each of them.
+"""A trainer that normalises losses in many ways, each of which a trace must follow.
 
 The text of a job's divisor names the way, such as ``clamped``.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class ToyTrainer(Trainer):
-    """Trains the tokens of all rows by their number, in the way that is chosen."""
+    """Trains a mean over the tokens of all rows, computed in the chosen way."""
 
     way = "reduced"
     settings = SimpleNamespace(steps=5)
@@ -239,7 +239,7 @@ class ToyTrainer(Trainer):
         dist.all_reduce(self.gradient)
 
     def rounded(self, rows: Rows) -> None:
-        self.looks_at_two()  # not what divides
+        self.looks_at_two()  # reads another 2 than the one that divides
         half = rows["mask"].sum() // 2
         dist.all_reduce(half)
         (self.losses(rows).sum() / (half * 2)).backward()
@@ -295,7 +295,7 @@ class ToyTrainer(Trainer):
         return self.losses(rows).sum(), self.tokens(rows)
 
     def pipeline(self, rows: Rows) -> None:
-        """The first rank has the model, and the last one the loss of the first one's rows."""
+        """Trains as a pipeline of two ranks: one has the model, the other the loss of its rows."""
         whole = rows["mask"].sum()
         dist.broadcast(whole, 0)
         for rows_of_rank in range(2):
@@ -327,7 +327,7 @@ class ToyTrainer(Trainer):
 
 
 class ToyAdapter(MinimalAdapter):
-    """Chooses the way by the text of a job's divisor."""
+    """Trains in the way that the text of a job's divisor names."""
 
     name = "toy"
     trainer = ToyTrainer

@@ -1,6 +1,6 @@
 """The rank of a mutant's line among the suspects of its smallest wrong finding.
 
-``python -m tests.tracing.traced_mutants [NAME …]`` prints it for the named mutants, or for all.
+``python -m tests.tracing.traced_mutants [NAME …]`` prints them for the named mutants or for all.
 
 Some mutants have no line that a trace could find. `TruncatedByZip`, `LastMicroBatchDropped`,
 `FilledUpWithRepeats` and `MicroBatchesCarriedOver` drop, repeat or keep samples before any
@@ -35,10 +35,10 @@ MOST_TRIED = 20
 
 
 def place(mutant: type[Mutant], pool: RankPool) -> int | None:
-    """The place of a line of the mutant among the suspects, from 1; None if it has none.
+    """The place of the mutant's first line among the suspects, from 1; None if there is none.
 
     Raises:
-        NotTracedError: no finding of it is traced and wrong.
+        NotTracedError: no finding of the mutant is traced and wrong.
     """
     cells = (cell for cell in cells_of(mutant.spec, mutant) if is_traced(cell))
     for cell in _tried(cell for cell in cells if cell.spec.check is not Check.ADVANTAGES):
@@ -57,14 +57,14 @@ def place(mutant: type[Mutant], pool: RankPool) -> int | None:
 
 
 def _tried(cells: Iterable[MatrixCell]) -> Iterator[MatrixCell]:
-    """The first cells on the most ranks, and then one of each layout."""
+    """Yields the first cells on the most ranks, and then one cell of each layout."""
     largest = sorted(cells, key=lambda one: one.layout.world_size)[::-1]
     yield from largest[:MOST_TRIED]
     yield from {cell.layout: cell for cell in reversed(largest[MOST_TRIED:])}.values()
 
 
 def _has(mutant: type[Mutant], line: Line) -> bool:
-    """Whether a line is one of the mutant's, or of a class or function in its room that it uses."""
+    """Whether a line is in the mutant, or in one of its base classes or functions beside them."""
     for one in inspect.getmro(mutant):
         if not one.__module__.startswith("tests.mutants.") or one is Mutant:
             continue
@@ -84,7 +84,7 @@ def _is_in(line: Line, one: type) -> bool:
 
 
 def main(names: Sequence[str]) -> None:
-    """Print the place of each mutant's line, and how many are first and among the suspects."""
+    """Print the place of each mutant's line, and how many lines are first, or suspected at all."""
     places: list[int | None] = []
     with RankPool(MutantAdapter(), None, LARGEST) as pool:
         for mutant in MUTANTS:

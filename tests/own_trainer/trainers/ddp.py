@@ -90,7 +90,7 @@ class AveragedTwice(Trainer):
 
 
 class SampleMean(Trainer):
-    """Its only count is a plain Python number."""
+    """Counts only in plain Python."""
 
     def token_count(self, masks):
         self.samples = len(masks) * dist.get_world_size()

@@ -7,7 +7,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Trainer:
-    """Automatic optimization: divides by the batches accumulated, and averages over ranks."""
+    """Automatic optimization: divides by the accumulated batches, and averages over ranks."""
 
     def __init__(self, accumulate_grad_batches):
         self.accumulate_grad_batches = accumulate_grad_batches

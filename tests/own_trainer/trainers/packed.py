@@ -48,7 +48,7 @@ class PackedTrainer:
     def token_loss(self, logits, packed):
         labels = packed["ids"][0].roll(-1)
         logp = logits.float().log_softmax(-1).gather(-1, labels[:, None])[:, 0]
-        logp = logp.roll(1)  # of the token itself; that of a first token is not used
+        logp = logp.roll(1)  # the token's own log-probability; a first token's is not used
         ratio = torch.exp(torch.where(packed["mask"] > 0, logp - packed["old"], 0.0))
         return -ratio * packed["adv"]
 

@@ -1,4 +1,4 @@
-"""Rows of a data set, and batches of them, with the names that Hugging Face has for them."""
+"""Rows of a data set and batches of rows, with the names of columns that Hugging Face uses."""
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
