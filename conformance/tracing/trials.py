@@ -172,7 +172,7 @@ class Trials:
             self._unchanged[run.cell.id] = self._judges_right(run.cell, ordinary)
         return self._unchanged[run.cell.id]
 
-    def of_other_cases(self, runs: Sequence[OrdinaryRun]) -> Iterator[OrdinaryRun]:
+    def runs_of_other_cases(self, runs: Sequence[OrdinaryRun]) -> Iterator[OrdinaryRun]:
         """Yield runs of the first run's finding in other cases, those of its check first.
 
         Raises:

@@ -180,7 +180,7 @@ class _Search:
 
         Other edits of a statement whose edit fails in a case must conform in that case, too.
         """
-        for run in islice(self.trials.of_other_cases(self.runs), MOST_CASES):
+        for run in islice(self.trials.runs_of_other_cases(self.runs), MOST_CASES):
             found = [*self.found.values()]
             failing = [one for one, edited in found if not self.trials.conforms(run, edited.edit)]
             if 0 < len(failing) < len(found):
