@@ -67,5 +67,5 @@ class ConfusedTrainer(ToyTrainer):
         self.normalised(means * mask.sum(-1), rows)
 
     def mean_of_all(self, rows: Rows) -> None:
-        """Divides a mean of losses by a sum: a sum or a mean may have been meant for both."""
+        """Divides a mean of losses by a sum: only some cases tell whether both are means."""
         self.normalised(self.losses(rows).mean(), rows)
