@@ -134,7 +134,8 @@ WHITENING = (Objective.REINFORCE_PP, *OF_VALUES)
 class ArealRollouts:
     """The samples of each optimizer step, as trajectories of AReaL's workflows.
 
-    With a decoupled loss, the old policy of ratios (``prox_logp``) is not the rollout policy.
+    With a decoupled loss, ratios are to the proximal policy (``prox_logp``), not to the rollout
+    policy.
     """
 
     def __init__(self, batch: ProbedBatch, job: Job, config: Any) -> None:

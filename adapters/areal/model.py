@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
+SEAM = ProbeSeam()  # one for the whole process, which runs one job at a time
 
 
 def policy(capacity: int, passes: ForwardPasses) -> ProbedTransformer:

@@ -39,7 +39,7 @@ class TokenTensors:
     original_mask: torch.Tensor
     log_probs: torch.Tensor  # the model's, without the probe
     entropies: torch.Tensor  # the model's, without the probe
-    correction: torch.Tensor  # loss factor from comparing the tokens of a step
+    correction: torch.Tensor  # the loss's factor, found by comparing a step's tokens
 
 
 @dataclass(frozen=True, eq=False)

@@ -90,7 +90,10 @@ class SlimeAdapter(MegatronAdapter):
         self.module("utils.arguments").slime_validate_args(args)
 
     def rollout_field(self) -> str | None:
-        """The rollout field: ``rollout_id``, in older versions ``index``, in the oldest None."""
+        """The field of a sample object that names its rollout.
+
+        Older versions have ``index`` instead of ``rollout_id``, the oldest neither (None).
+        """
         if "rollout_id" in inspect.signature(self.module("utils.types").Sample).parameters:
             return "rollout_id"
         reducer = self.module(*CP_UTILS).get_sum_of_sample_mean

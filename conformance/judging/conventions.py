@@ -294,7 +294,10 @@ class _Judged:
         return next((_mean_diagnosis(self.judged_by(one)) for one in wrong), None)
 
     def _shown_convention(self) -> Diagnosis | None:
-        """The diagnosis of an assumed convention that a policy loss or advantages confirm."""
+        """The diagnosis of an assumed answer that is confirmed: another has other results.
+
+        The results are the weights of a plain policy loss, or the advantages of an estimator.
+        """
         objective, declared = self.spec.objective, self.description.declared
         is_plain = objective in (Objective.POLICY, Objective.REJECTION)
         if self.spec.metric is not None or not (is_plain or objective in OF_GROUPS):

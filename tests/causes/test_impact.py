@@ -46,7 +46,7 @@ def said_of(*said: Said) -> str:
             "divided_by_dp",
             f"the logged number is 8 times too small {CUT}",
         ),
-        # a formula, whatever the step
+        # in the catalogue's own words, as the factor depends on the step
         (
             "weights/token_mean/a/dp1-cp1-mb1-thd",
             "not_divided",
