@@ -130,6 +130,9 @@ class Trials:
     ) -> Iterator[tuple[Edit, bool]]:
         """Yield edits in their order, each with whether a finding conforms with it.
 
+        Other findings of the job that conform in the unchanged run must also conform. The right
+        count in a line may be wrong in the line's other uses, so counts need not keep them.
+
         Raises:
             ProofTimeOverError: no time is left.
         """
@@ -142,13 +145,11 @@ class Trials:
                 yield replace(run.cell.job, replaced=edit)
 
         for outcome in ranks.outcomes(jobs()):
-            yield begun.popleft(), self._is_right(run, outcome)
+            is_right = self._is_right(run, outcome) and self._keeps_others(run, outcome)
+            yield begun.popleft(), is_right
 
     def _is_right(self, run: OrdinaryRun, outcome: Outcome) -> bool:
-        """Whether a changed run of a finding's job conforms and is cut like the unchanged run.
-
-        Other findings of the job that conform in the unchanged run must also conform.
-        """
+        """Whether a changed run of a finding's job conforms and is cut like the unchanged run."""
         if not isinstance(outcome, Ran):
             return False
         cell, ran = run.cell, outcome.observations
@@ -160,8 +161,14 @@ class Trials:
                 return self.conforms_unchanged(run)
             if is_plainly_wrong(cell, self.jobs.trained(cell.job, outcome)):
                 return False
+            return self._judges_right(cell, outcome)
+        except NOT_JUDGED:
+            return False
+
+    def _keeps_others(self, run: OrdinaryRun, outcome: Outcome) -> bool:
+        try:
             others = self._conforming_beside(run)
-            return all(self._judges_right(one, outcome) for one in (cell, *others))
+            return all(self._judges_right(one, outcome) for one in others)
         except NOT_JUDGED:
             return False
 
@@ -192,8 +199,8 @@ class Trials:
             self._beside[cell.id] = [one for one in offered if self._judges_right(one, ordinary)]
         return self._beside[cell.id]
 
-    def _judges_right(self, cell: MatrixCell, ran: Ran) -> bool:
-        judged = judge_outcome(cell, ran, self.jobs)
+    def _judges_right(self, cell: MatrixCell, outcome: Outcome) -> bool:
+        judged = judge_outcome(cell, outcome, self.jobs)
         return judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
 
     def right_in_other_modes(self, cell: MatrixCell) -> Iterator[OrdinaryRun]:

@@ -75,7 +75,7 @@ def test_default_loss_off_policy_has_its_documented_derivative(pool: RankPool) -
 
 
 def test_copies_that_fill_up_ranks_are_told_from_samples(pool: RankPool) -> None:
-    """Of two ranks, one gets the only sample, the other a copy in which no token is trained."""
+    """One of two ranks gets the only sample, and the other a copy in which no token is trained."""
     given = job("worked_example")
     outcome = pool.run(given)
 
