@@ -16,9 +16,10 @@ from conformance.corpus.cases import CORPUS, Case
 from conformance.findings.errors import UnknownCutError
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.outcome import judge_outcome
+from conformance.judging.weights import Judgement
 from conformance.plan.checks import CHECK_SPECS
 from conformance.plan.matrix import MatrixCell
-from conformance.ranks.pool import RankPool
+from conformance.ranks.pool import Ran, RankPool
 from conformance.ranks.recording.editing import span_of
 from conformance.runs.jobs import SharedJobs
 from conformance.tracing.edits.search import edited_lines
@@ -247,6 +248,27 @@ def test_the_only_edit_that_helps_proves_a_line_unless_the_factor_is_that_of_ran
     [found] = edited_lines(trials, trace, [run])
 
     assert found.why.startswith("proven: ") is is_proven
+
+
+def test_an_edit_with_which_a_logged_number_becomes_wrong_proves_nothing(
+    jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = wrong("left_out", jobs)[0]
+    trials, trace = Prover(jobs, FEW).trials, traced(cell, jobs)
+    run = trials.ordinary(cell)
+    assert run is not None
+
+    def judged(of_cell: MatrixCell, ran: Ran, jobs: SharedJobs) -> Judgement:
+        if of_cell.spec.metric is None:
+            return judge_outcome(of_cell, ran, jobs)
+        is_unchanged = ran.observations is run.observations
+        return Judgement(verdict=Verdict.CONFORMS if is_unchanged else Verdict.MISMATCH)
+
+    assert edited_lines(trials, trace, [run])
+    monkeypatch.setattr("conformance.tracing.trials.is_offered", lambda *_: True)
+    monkeypatch.setattr("conformance.tracing.trials.judge_outcome", judged)
+
+    assert not edited_lines(Prover(jobs, FEW).trials, trace, [run])
 
 
 def test_another_case_tells_apart_edits_that_both_help(
