@@ -169,7 +169,7 @@ def critic(args: Any, capacity: int) -> TrainedActor:
 
 
 def _initialised(args: Any, path: str, name: str, *more: Any, **replaced: Any) -> Any:
-    """An initialised actor, of the class of which Ray would start a process.
+    """An initialised actor; Ray would start a process with an actor of the same class.
 
     Each actor gets its own strategy object, because Ray would send each a copy.
     """

@@ -109,7 +109,7 @@ class Reaching:
         )
 
     def _needed(self, choices: Sequence[Choice], needs: Need) -> dict[str, bool]:
-        """Whether each option that all choices share is needed; if none is, the alternatives."""
+        """Whether each option that all choices share is needed; without one, the alternatives."""
         common = _shared(choices)
         if not common and all(choices):
             several = sorted({*choices}, key=lambda choice: (len(choice), choice))

@@ -268,8 +268,8 @@ class _Judged:
     def _other_answer(self, judgement: Judgement) -> Judgement | None:
         """Advice that another answer than the assumed one holds, if all numbers conform to it.
 
-        An undocumented mean of means is advice only if none is declared. A number that differs from
-        a declared mean of means is wrong, for example because padding is averaged in.
+        An undocumented mean of means is advice only if the adapter declares no mean of means. A
+        number that differs from a declared one is wrong, for example as padding is averaged in.
         """
         is_open = self._is_undocumented_log and not any(self._pooling())
         if is_open and _averages_means(judgement):

@@ -63,8 +63,7 @@ def is_plainly_wrong(cell: MatrixCell, trained: Trained) -> bool:
 
     Where only an explanation could show that a step is right, the answer is False.
     """
-    by_mode = partial(judge_by_fixed_mode, judge(cell.spec))
-    found = judge_by_conventions(by_mode, cell.spec, replace(trained, explains=False))
+    found = _judge_trained(cell, replace(trained, explains=False))
     may_be_explained = cell.spec.metric or found.rescalings or trained.description.deliberate
     return found.verdict is Verdict.MISMATCH and not may_be_explained
 
@@ -74,8 +73,7 @@ def judge_outcome(cell: MatrixCell, outcome: Outcome, jobs: FurtherJobs) -> Judg
     if not isinstance(outcome, Ran):
         return _not_trained(cell, outcome, jobs.description)
     trained = jobs.trained(cell.job, outcome)
-    by_mode = partial(judge_by_fixed_mode, judge(cell.spec))
-    judgement = judge_by_conventions(by_mode, cell.spec, trained)
+    judgement = _judge_trained(cell, trained)
     if _is_never_read(judgement, cell, trained, jobs):
         words = (
             f"the adapter reads no {cell.spec.metric}, of ordinary steps neither: this version logs"
@@ -87,6 +85,11 @@ def judge_outcome(cell: MatrixCell, outcome: Outcome, jobs: FurtherJobs) -> Judg
     if not cell.spec.is_of_gradient:
         return judgement
     return replace(judgement, behaviour=jobs.behaviour(trained))
+
+
+def _judge_trained(cell: MatrixCell, trained: Trained) -> Judgement:
+    by_mode = partial(judge_by_fixed_mode, judge(cell.spec))
+    return judge_by_conventions(by_mode, cell.spec, trained)
 
 
 def _is_never_read(

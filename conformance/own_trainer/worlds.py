@@ -261,7 +261,7 @@ class Copies:
         """End the copies after the loop was left, perhaps by an error; returns the error to raise.
 
         A copy sends its error to the first rank and ends here. The first rank raises a copy's error
-        instead of its own if its own only says that it waited in vain for another rank.
+        instead of its own error if that only says that the wait for another rank was in vain.
         """
         if self._parent is not None:
             if error is not None:

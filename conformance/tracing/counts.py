@@ -207,7 +207,7 @@ class Unfolding:
                 yield Entry(Node(user.rank, place), held.values.index(number), number)
 
     def _unfolded(self, entry: Entry, depth: int, left: Iterator[int]) -> Count:
-        """Unfolds an entry to a depth, unless none is ``left`` of the parts that it may have."""
+        """Unfolds an entry to a depth, or until as many parts are made as were ``left``."""
         is_left = depth > 0 and next(left, None) is not None
         made = self._made(entry) if is_left else Made(How.GIVEN, ())
         parts = tuple(

@@ -158,7 +158,7 @@ class Trials:
             if not (np.isfinite(weights).all() and self._is_cut_alike(run, ran)):
                 return False
             if cell.spec.metric is None and np.array_equal(weights, run.observed):
-                return self.conforms_unchanged(run)
+                return self._conforms_unchanged(run)
             if is_plainly_wrong(cell, self.jobs.trained(cell.job, outcome)):
                 return False
             return self._judges_right(cell, outcome)
@@ -172,7 +172,7 @@ class Trials:
         except NOT_JUDGED:
             return False
 
-    def conforms_unchanged(self, run: OrdinaryRun) -> bool:
+    def _conforms_unchanged(self, run: OrdinaryRun) -> bool:
         """Whether a finding conforms without any change, judged once."""
         if run.cell.id not in self._unchanged:
             ordinary = Ran(run.observations)

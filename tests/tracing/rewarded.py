@@ -93,7 +93,7 @@ class RewardedAdapter(MinimalAdapter):
     def of_tokens_of_a_rank(
         self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows
     ) -> torch.Tensor:
-        """Reduces a number for each active token, of which ranks have unequal numbers, per rank."""
+        """Reduces a number for each active token on each rank alone; ranks have unequal counts."""
         alone = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
         advantages = self.divided(rewards, groups, rows)
         own, mask = advantages[rank_rows(rows)], rows["mask"][rank_rows(rows)]

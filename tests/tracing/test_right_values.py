@@ -56,5 +56,5 @@ def test_parts_that_are_left_out_make_a_wrong_count_only_if_it_is_their_sum() ->
     lacking = LeftOut(parts=4, counted=9.0, right=22.0)
 
     assert lacking.makes(9.0, 22.0)
-    assert not lacking.makes(4.5, 5.5)  # another count, of which no part was left out
+    assert not lacking.makes(4.5, 5.5)  # another count, which lacks no part
     assert not lacking.makes(9.0, None)

@@ -44,8 +44,8 @@ NO_LOG_PROBS = np.zeros(1)
 ENTROPIES = np.array([0.5, 2.0, 1.0, 0.25])
 
 DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
-"""Divergences from the reference policy, cycled over tokens like the entropies. None is 0, so that
-only the mask can exclude a token from a metric."""
+"""Divergences from the reference policy, cycled over tokens like the entropies. Every divergence
+is positive, so that only the mask can exclude a token from a metric."""
 
 REJECTED_LOG_PROB = -4.0
 """Log-ratio of the rollout policy to the old one for a token to be rejected; 0 for other tokens."""
