@@ -83,12 +83,18 @@ class Controller:
             self._trace(self._recorder.causes(), self._recorder, jobs)
 
     def _trace(self, causes: Iterable[Cause], recorder: FindingRecorder, jobs: SharedJobs) -> None:
+        from conformance.comparing.known import known
         from conformance.tracing.finding import traces_of_causes
         from conformance.tracing.proof import Prover
 
-        folder = self._config.getoption("traces")
+        folder, settings = self._config.getoption("traces"), recorder.settings
         prover = Prover(jobs, seconds=self._config.getoption("proof_time"))
-        for name, trace in traces_of_causes(causes, recorder.settings, prover, folder):
+        audited = known(settings.adapter.name, settings.adapter.engine)
+
+        def is_audited(cause: Cause) -> bool:
+            return audited is not None and audited.of(cause) is not None
+
+        for name, trace in traces_of_causes(causes, settings, prover, folder, is_audited):
             recorder.traces[name] = trace
         self._unproven += prover.given_up
 

@@ -27,7 +27,7 @@ from conformance.tracing.trace import Trace, suspected
 from conformance.tracing.traced import Token, TracedJob, first_masked
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from adapters.contract import Job
     from adapters.contract.objective import Metric
@@ -79,11 +79,16 @@ def trace_finding(
 
 
 def traces_of_causes(
-    causes: Iterable[Cause], settings: Settings, prover: Prover, folder: Path | None = None
+    causes: Iterable[Cause],
+    settings: Settings,
+    prover: Prover,
+    folder: Path | None,
+    is_audited: Callable[[Cause], bool],
 ) -> Iterator[tuple[str, CauseTrace]]:
     """Yield the ids and traces of findings for causes of wrong gradients or logs, as they are made.
 
-    If a folder is given, the recorded operations are written to it.
+    If a folder is given, the recorded operations are written to it. Lines are proven when all
+    causes are traced, except those of causes whose line is known because ``is_audited``.
 
     For each cause, the smallest finding with a suspected line in the framework is traced, gradients
     before logs. For a cause that no known mistake explains, several findings are traced, since each
@@ -105,30 +110,44 @@ def traces_of_causes(
         broken = next((laws[name] for name in cause.findings if name in laws), None)
         if broken is not None and cause.severity not in TRACED:
             yield from _of_law(broken, settings, jobs)
-    for cause in (one for one in several if one.severity in TRACED):
-        of_cause = sorted(
-            (cells[name] for name in cause.findings if name in cells),
-            key=lambda cell: (
-                cell.spec.metric is not None,
-                cell.spec.objective in COMPARING_ADVANTAGES,  # token selection may be wrong as well
-            ),
-        )
-        are_computed = any(cell.spec.check is Check.ADVANTAGES for cell in of_cause[:1])
-        tried = of_cause[: MOST_OF_ADVANTAGES if are_computed else MOST_OF_A_CAUSE]
-        traces = _traces(tried, settings, jobs.pool)
-        try:
-            chosen = (
-                [*traces] if is_inferred(cause) else _most_telling(traces, settings, are_computed)
-            )
-            for cell, trace in chosen:
+    unproven: list[tuple[Trace, list[MatrixCell]]] = []
+    try:
+        for cause in (one for one in several if one.severity in TRACED):
+            for trace, of_cause in _traces_of_cause(cause, cells, settings, jobs.pool):
                 if folder is not None:
                     file.write(trace, folder)
-                yield cell.id, trace.of_cause  # in case the run ends before lines are proven
-                others = [one for one in of_cause if one is not cell]
-                lines = prover.proven(trace, [cell, *others])
-                yield cell.id, replace(trace, suspects=lines).of_cause
-        except StartError:  # the framework could not be reloaded after a crash
-            return
+                found = trace.of_cause
+                yield of_cause[0].id, found
+                if not is_audited(cause.model_copy(update=dict(found))):
+                    unproven.append((trace, of_cause))
+        for left, (trace, of_cause) in zip(range(len(unproven), 0, -1), unproven, strict=True):
+            lines = prover.proven(trace, of_cause, others=left - 1)
+            yield of_cause[0].id, replace(trace, suspects=lines).of_cause
+    except StartError:  # the framework could not be reloaded after a crash
+        return
+
+
+def _traces_of_cause(
+    cause: Cause, cells: Mapping[str, MatrixCell], settings: Settings, pool: RankPool
+) -> Iterator[tuple[Trace, list[MatrixCell]]]:
+    """Yield the most telling traces of a cause, each with all findings, the traced one first.
+
+    Raises:
+        StartError: the framework could not be loaded again.
+    """
+    of_cause = sorted(
+        (cells[name] for name in cause.findings if name in cells),
+        key=lambda cell: (
+            cell.spec.metric is not None,
+            cell.spec.objective in COMPARING_ADVANTAGES,  # token selection may be wrong as well
+        ),
+    )
+    are_computed = any(cell.spec.check is Check.ADVANTAGES for cell in of_cause[:1])
+    tried = of_cause[: MOST_OF_ADVANTAGES if are_computed else MOST_OF_A_CAUSE]
+    traces = _traces(tried, settings, pool)
+    chosen = [*traces] if is_inferred(cause) else _most_telling(traces, settings, are_computed)
+    for cell, trace in chosen:
+        yield trace, [cell, *(one for one in of_cause if one is not cell)]
 
 
 def _of_law(

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 MOST_TRIED = 12
 """The most hypotheses that are tried for a cause."""
 
-SHARE_OF_A_CAUSE = 1 / 3
-"""The share of the remaining time that the proof of one cause may take."""
+MOST_SHARES = 3
+"""The most causes for which the remaining time is divided equally; further ones may get none."""
 
 MOST_EDITED = 4000
 """The most edits that are tried if no value proves a line."""
@@ -65,7 +65,7 @@ UNUSED = "which this line makes and nothing uses"
 class Prover:
     """Tries hypotheses about the lines of causes on their findings, for ``seconds`` in total.
 
-    Each cause may take a share of the remaining time, so that no cause uses up all of it.
+    Each cause may take a third of the remaining time, or more if fewer than three causes remain.
     """
 
     def __init__(
@@ -76,24 +76,25 @@ class Prover:
         self.given_up = 0
         """The number of traces for whose lines no time was left."""
 
-    def proven(self, trace: Trace, cells: Sequence[MatrixCell]) -> list[Suspect]:
+    def proven(self, trace: Trace, cells: Sequence[MatrixCell], others: int = 0) -> list[Suspect]:
         """The suspected lines, first lines whose other values make the findings conform.
 
-        The first of ``cells`` is the traced cell. If a value and its parts all make the findings
-        conform, the innermost part is proven. If independent values at several lines do so, none is
-        proven. A weight that is off by the number of ranks or micro-batches can be corrected at any
-        line. For such a weight only suspected lines are tried, and a line is proven only if it
-        makes the needed value and nothing uses it. If the time is over, no line is proven, as the
-        innermost part may not have been tried.
+        The first of ``cells`` is the traced cell; ``others`` is the number of causes still to come.
+        If a value and its parts all make the findings conform, the innermost part is proven. If
+        independent values at several lines do so, none is proven. A weight that is off by the
+        number of ranks or micro-batches can be corrected at any line. For such a weight only
+        suspected lines are tried, and a line is proven only if it makes the needed value and
+        nothing uses it. If the time is over, no line is proven, as the innermost part may not have
+        been tried.
         """
         begin = time.monotonic()
-        self.trials.until = begin + self._left * SHARE_OF_A_CAUSE
+        self.trials.until = begin + self._left / min(1 + others, MOST_SHARES)
         try:
             first = self.trials.ordinary(cells[0])
             if first is None:
                 return trace.suspects
-            others = islice(filter(None, map(self.trials.ordinary, cells[1:])), MOST_SHOWN)
-            return _Proof(self.trials, trace, trace.graph, first, [*others]).lines()
+            further = islice(filter(None, map(self.trials.ordinary, cells[1:])), MOST_SHOWN)
+            return _Proof(self.trials, trace, trace.graph, first, [*further]).lines()
         except ProofTimeOverError:
             self.given_up += 1
             return trace.suspects

@@ -7,9 +7,11 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Iterator
+from itertools import chain, cycle, islice
 from pathlib import Path
+from textwrap import indent
 from types import FrameType, ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 import torch
@@ -202,6 +204,10 @@ def edited(text: str) -> dict[str, str]:
         ("old_one = f(other)", "with + one as well", "old_one = f(other) + one"),
         ("one * mask", "with other where mask is 0", "one * mask + other * (1 - mask)"),
         ("one.mean().expand_as(other)", "without mean and expand_as", "one"),
+        ("one.masked_fill(is_on, value=1.0)", "with 0.0 instead of 1.0", None),
+        ("1.0 - 0.2 * one", "with 0.4 instead of 0.2", "1.0 - 0.4 * one"),
+        ("(1 - one.exp()).sum()", "with -other instead of an operand", "(-other).sum()"),
+        ("old_one = one.exp()", "multiplied by is_on", "old_one = one.exp() * is_on"),
         ("one.masked_fill(is_on, 0)", "with its result assigned to one", None),
         ("one[is_on].mul_(2)", "with its result assigned to an operand", None),
         (
@@ -244,10 +250,39 @@ def test_a_statement_may_have_been_meant_otherwise(
         ("x: one = 2", "with other instead of one"),
         ("low[:]", "with a slice 1 entry later"),
         ("f(one, low)", "with the arguments one and low swapped"),
+        ("one[:, 1:][is_on] = 0", "with both conditions in one index of one"),
+        ("one[is_on][1:, 0] = 0", "with both conditions in one index of one"),
+        ("one['key'][is_on] = 0", "with both conditions in one index of one"),
     ],
 )
 def test_what_is_of_another_kind_is_not_meant(text: str, words: str) -> None:
     assert words not in edited(text)
+
+
+@pytest.mark.parametrize("module", [torch.functional, torch.nn.functional])
+def test_every_edit_of_a_statement_can_be_compiled(module: ModuleType) -> None:
+    """The kinds are made up, so that edits of all sorts are made."""
+    file, made = inspect.getsourcefile(module), 0
+    assert file is not None
+    statements = [one for one in ast.walk(ast.parse(Path(file).read_text())) if is_simple(one)]
+    for unit in statements[::9]:
+        names = {one.id for one in ast.walk(unit) if isinstance(one, ast.Name)}
+        kinds = {**dict(zip(sorted(names), cycle({*KINDS.values()}), strict=False)), **KINDS}
+        for one in chain.from_iterable(islice(sort(file, unit, kinds), 20) for sort in SORTS):
+            compile_inside_a_loop(one.edit.text)
+            made += 1
+
+    assert made > 300
+
+
+def is_simple(node: ast.AST) -> TypeGuard[ast.stmt]:
+    """Whether a node is a statement without a body."""
+    return isinstance(node, ast.stmt) and not hasattr(node, "body")
+
+
+def compile_inside_a_loop(text: str) -> None:
+    """Compile a statement that may contain ``return`` or ``continue``."""
+    compile(f"def _():\n while True:\n  {indent(text, '  ').lstrip()}", "edited", "exec")
 
 
 def test_a_comprehension_is_beside_the_other_statements_of_its_function(tmp_path: Path) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import linecache
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,17 +16,21 @@ from adapters.contract import Depth, Job, Layout
 from adapters.contract.job import Configuration, Edit
 from adapters.contract.objective import Objective
 from conformance.corpus.cases import CORPUS, Case
+from conformance.findings.cause import Cause, Severity
 from conformance.findings.errors import UnknownCutError
+from conformance.findings.report import PlanSize
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.outcome import judge_outcome
 from conformance.judging.weights import Judgement
 from conformance.plan.checks import CHECK_SPECS
 from conformance.plan.matrix import MatrixCell
+from conformance.ranks.hardware import RankBudget
 from conformance.ranks.pool import Ran, RankPool
 from conformance.ranks.recording.editing import span_of
 from conformance.runs.jobs import SharedJobs
+from conformance.runs.settings import Settings
 from conformance.tracing.edits.search import edited_lines
-from conformance.tracing.finding import traced_job
+from conformance.tracing.finding import traced_job, traces_of_causes
 from conformance.tracing.placed import OrdinaryRun
 from conformance.tracing.proof import MOST_EDITED, Prover, candidates
 from conformance.tracing.source import Function, functions_of
@@ -368,6 +375,53 @@ def test_no_line_is_proven_when_the_time_is_over(jobs: SharedJobs) -> None:
     assert (proven.given_up, late.given_up) == (0, 1)
     assert late.proven(trace, of_cause) == trace.suspects
     assert late.given_up == 2  # causes that had no time left are tried again
+
+
+def test_lines_of_audited_causes_are_traced_and_not_proven() -> None:
+    """Their lines are worked out by hand, and the time is left to new causes."""
+    settings = Settings.of(
+        adapter="tests.broken:OneTokenShort",
+        engine=None,
+        source=None,
+        modes="token_mean",
+        checks="weights",
+        depth="step",
+        layouts=["dp1-cp1-mb1-bshd"],
+        plan_size=PlanSize.FULL,
+        rank_budget=RankBudget.of(1),
+        time_limit=60.0,
+        report=Path(),
+        examples=0,
+        seed="0",
+    )
+    cause = Cause(
+        name="count_off_by_one",
+        condition=[],
+        severity=Severity.GRADIENT,
+        statement="a count of tokens is off by one",
+        findings=["weights/token_mean/uneven_lengths/dp1-cp1-mb1-bshd"],
+    )
+    with RankPool(settings.adapter, None, 1) as pool:
+        made = partial(traces_of_causes, [cause], settings, Prover(SharedJobs(pool)), None)
+        audited = [*made(lambda traced: bool(traced.suspects))]
+        new = [*made(lambda _: False)]
+
+    assert [name for name, _ in audited] == cause.findings
+    assert [name for name, _ in new] == cause.findings * 2
+    assert new[0] == audited[0]
+
+
+def test_the_last_cause_may_take_all_of_the_remaining_time(jobs: SharedJobs) -> None:
+    of_cause = wrong("of_a_rank", jobs)
+    trace, seconds = traced(of_cause[0], jobs), 600.0
+    several, last = Prover(jobs, seconds=seconds), Prover(jobs, seconds=seconds)
+    begin = time.monotonic()
+
+    several.proven(trace, of_cause, others=5)
+    last.proven(trace, of_cause)
+
+    assert several.trials.until - begin == pytest.approx(seconds / 3, rel=0.2)
+    assert last.trials.until - begin >= seconds
 
 
 def test_a_finding_conforms_only_with_the_tokens_that_it_had(jobs: SharedJobs) -> None:

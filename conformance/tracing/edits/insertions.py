@@ -265,7 +265,8 @@ def _otherwise_kept(node: ast.AST, unit: Unit, kinds: Kinds) -> Iterator[Other]:
 
 
 def _masks(kinds: Kinds, shape: str) -> Iterator[str]:
-    """Yield the masks of a shape."""
+    """Yield the masks and conditions of a shape."""
     for name, kind in kinds.items():
-        if "mask" in name and kind.partition(" of ")[2] == shape != "":
+        is_mask = "mask" in name or kind.startswith("truths")
+        if is_mask and kind.partition(" of ")[2] == shape != "":
             yield name

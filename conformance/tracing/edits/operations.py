@@ -216,6 +216,10 @@ def _placed(node: ast.AST) -> Iterator[Other]:
     elif (number := integer(node)) is not None:
         for other in (number + 1, number - 1):
             yield node, constant(other), f"with {other} instead of {number}"
+    elif isinstance(node, ast.Constant) and isinstance(node.value, float):
+        others = (1 - node.value,) if node.value in (0, 1) else (node.value / 2, node.value * 2)
+        for each_other in others:
+            yield node, ast.Constant(each_other), f"with {each_other} instead of {node.value}"
     elif isinstance(node, ast.Slice):
         yield from _sliced(node)
     elif isinstance(node, ast.Subscript):
@@ -285,10 +289,17 @@ def _kept(unit: ast.AST) -> Iterator[Other]:
             yield unit, ast.parse(text).body[0], f"with its result assigned to {short(changed)}"
     target = unit.targets[0] if isinstance(unit, ast.Assign) else getattr(unit, "target", None)
     if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Subscript):
+        if not _are_conditions(target.slice, target.value.slice):
+            return
         of, first = ast.unparse(target.value.value), ast.unparse(target.value.slice)
         second = ast.unparse(target.slice).replace(f"[{first}]", "")
         both = expression(f"{of}[({first}) & ({second})]")
         yield target, copied(both, ctx=ast.Store()), f"with both conditions in one index of {of}"
+
+
+def _are_conditions(*indices: ast.expr) -> bool:
+    """Whether indices may be conditions: neither slices nor constants, such as keys."""
+    return not any(isinstance(one, (ast.Slice, ast.Tuple, ast.Constant)) for one in indices)
 
 
 def _value_of(target: ast.expr) -> str:

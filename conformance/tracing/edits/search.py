@@ -199,10 +199,10 @@ class _Search:
         """Whether an edit is still worth trying.
 
         Its statement must have no found edit. An unlikely edit is skipped once a likely edit is
-        found.
+        found, unless that only reads a variable with a similar name.
         """
-        is_likely_found = any(sort in LIKELY for sort in self._sorts.values())
-        is_likely = one.sort in LIKELY or not is_likely_found
+        sure = (sort in LIKELY and sort is not read_alike for sort in self._sorts.values())
+        is_likely = one.sort in LIKELY or not any(sure)
         return is_likely and one.statement.unit not in self.found
 
     def _look_at_all(self, several: Iterable[_RankedEdit]) -> None:

@@ -12,8 +12,10 @@ from conformance.tracing.edits.edited import (
     SCALAR,
     changed_by,
     copied,
+    each,
     edited,
     expression,
+    interleaved,
     likeliest,
     parts,
     short,
@@ -23,7 +25,7 @@ from conformance.tracing.source import functions_of, is_at
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from conformance.tracing.edits.edited import Edited, Kinds, Unit
+    from conformance.tracing.edits.edited import Edited, Kinds, Other, Unit
     from conformance.tracing.source import Function
 
 
@@ -77,12 +79,17 @@ def _combined(part: ast.expr, other: str, kinds: Kinds) -> Iterator[tuple[str, s
     """Yield expressions that combine a part of a statement with a value, each with words."""
     text = ast.unparse(part)
     is_computed = isinstance(part, (ast.BinOp, ast.Call, ast.UnaryOp))
-    is_alike = kinds.get(text) == kinds[other] and isinstance(getattr(part, "ctx", None), ast.Load)
-    if not is_computed and not is_alike:
+    shape, other_shape = (kinds.get(one, "").partition(" of ")[2] for one in (text, other))
+    is_alike = kinds.get(text) == kinds[other] or shape == other_shape != ""
+    is_read = isinstance(getattr(part, "ctx", None), ast.Load)
+    if not is_computed and not (is_alike and is_read):
         return
     if kinds[other].startswith("truths"):
         yield f"({text}) & {other}", f"with {short(part)} & {other}"
         yield f"({text}) & ~{other}", f"with {short(part)} & ~{other}"
+        for sign, words in (("", "1"), ("~", "0")):
+            where = f"torch.where({sign}{other}, {text}, 0)"
+            yield where, f"with {short(part)} where {other} is {words}, else 0"
         return
     for sign in ("+", "*"):
         yield f"(({text}) {sign} {other})", f"with {short(part)} {sign} {other}"
@@ -93,7 +100,21 @@ def _combined(part: ast.expr, other: str, kinds: Kinds) -> Iterator[tuple[str, s
 
 def read_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that compute with other values, such as another variable of the same kind."""
-    return _other_variables(file, unit, kinds, lambda one, other: not _is_alike(one, other))
+    variables = _other_variables(file, unit, kinds, lambda one, other: not _is_alike(one, other))
+    computed = (_uncomputed(part, kinds) for part in parts(unit))
+    yield from interleaved((variables, each(file, unit, interleaved(computed))))
+
+
+def _uncomputed(part: ast.AST, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits that read a tensor, or its opposite, instead of computing one of its kind."""
+    if not isinstance(part, (ast.BinOp, ast.Call)):
+        return
+    read = {ast.unparse(one) for one in ast.walk(part) if isinstance(one, ast.expr)} & kinds.keys()
+    shapes = {kinds[one] for one in read if kinds[one].startswith("numbers of (")}
+    for name in likeliest(kinds, part):
+        if kinds[name] in shapes and name not in read:
+            yield part, expression(name), f"with {name} instead of {short(part)}"
+            yield part, expression(f"-{name}"), f"with -{name} instead of {short(part)}"
 
 
 def _other_variables(
