@@ -22,9 +22,9 @@ class ConfusedTrainer(ToyTrainer):
         dist.all_reduce(self.gradient)
 
     def of_another_tensor(self, rows: Rows) -> None:
-        """Takes the policy's log-probability, plus 1, for that of the old policy."""
+        """Takes the policy's log-probability, plus 1.5, for that of the old policy."""
         new = self.log_probs(rows)
-        shifted = new.detach() + 1.0
+        shifted = new.detach() + 1.5
         ratios = torch.exp((new - shifted) * rows["mask"])
         self.normalised(-rows["advantages"] * ratios**2 / 2 * rows["mask"], rows)
 

@@ -60,15 +60,16 @@ def _left_out(node: ast.AST) -> Iterator[Other]:
         yield node, node.operand, f"without {SIGNS.get(type(node.op), 'its sign')}"
     elif isinstance(node, ast.Call):
         name = name_of(node.func)
-        operands = [*([] if is_of_module(node.func) else [node.func.value]), *node.args]  # type: ignore[attr-defined]
+        given = [one for one in node.args if not isinstance(one, ast.Starred)]
+        operands = [*([] if is_of_module(node.func) else [node.func.value]), *given]  # type: ignore[attr-defined]
         if name in LEFT_OUT and operands:
             yield node, operands[0], f"without {name}"
         inner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if isinstance(inner, ast.Call) and not is_of_module(inner.func):
             words = f"without {name_of(inner.func)} and {name}"
             yield node, inner.func.value, words  # type: ignore[attr-defined]
-        if COLLECTIVE.match(name) and node.args:
-            yield node, node.args[0], f"without {name}"
+        if COLLECTIVE.match(name) and given:
+            yield node, given[0], f"without {name}"
         if name == "where" and len(node.args) == 3:
             yield from ((node, one, f"with {short(one)} always") for one in node.args[1:])
         for place, bound in [*enumerate(node.args)][-2:] if name in BOUNDING else ():
