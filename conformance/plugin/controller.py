@@ -85,10 +85,12 @@ class Controller:
     def _trace(self, causes: Iterable[Cause], recorder: FindingRecorder, jobs: SharedJobs) -> None:
         from conformance.comparing.known import known
         from conformance.tracing.finding import traces_of_causes
-        from conformance.tracing.proof import Prover
+        from conformance.tracing.proof import Prover, default_seconds
 
         folder, settings = self._config.getoption("traces"), recorder.settings
-        prover = Prover(jobs, seconds=self._config.getoption("proof_time"))
+        asked = self._config.getoption("proof_time")
+        usual = default_seconds(time.time() - self._start)
+        prover = Prover(jobs, seconds=usual if asked is None else asked)
         audited = known(settings.adapter.name, settings.adapter.engine)
 
         def is_audited(cause: Cause) -> bool:

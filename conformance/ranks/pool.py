@@ -29,7 +29,7 @@ from conformance.ranks.messages import (
 )
 from conformance.ranks.processes import LocalLauncher
 from conformance.ranks.recording.stacks import UNKNOWN, Waiting, told, waiting
-from conformance.ranks.time_limits import QUIET_IN_A_TRIAL, SECONDS_OF_QUIET, Patience
+from conformance.ranks.time_limits import Patience, patience_with
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -219,8 +219,7 @@ class RankPool(AbstractContextManager["RankPool"]):
         connections = self._connections[:size]
         dead = self._send((self._enter(size), job), connections)
         hung = job.objective in self._hung
-        quiet = SECONDS_OF_QUIET if job.replaced is None else QUIET_IN_A_TRIAL
-        patience = Patience(self._time_limit, quiet, expects_a_hang=hung)
+        patience = patience_with(job, self._time_limit, expects_a_hang=hung)
         self._begun = _Begun(job, connections, patience, dead)
 
     def outcome(self) -> Ran | Declined | Crashed:

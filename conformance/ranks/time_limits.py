@@ -10,8 +10,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from adapters.contract.job import Edit
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from adapters.contract import Job
 
 SECONDS_OF_QUIET = 5.0
 """Seconds without CPU time on any rank after which a job counts as hanging."""
@@ -20,9 +24,19 @@ QUIET_IN_A_TRIAL = 1.0
 """Seconds without CPU time for a job with an edited statement or a replaced value; its ranks often
 wait at different collectives."""
 
+SECONDS_OF_AN_EDIT = 20.0
+"""The most seconds for a job with an edited statement, which may loop without end."""
+
 SHARE_AT_WORK = 0.015
 """The smallest share of a core that a working rank uses, as dozens of processes may share the core.
 Ranks that waited for each other to make a process group used 0.004."""
+
+
+def patience_with(job: Job, time_limit: float, *, expects_a_hang: bool) -> Patience:
+    """The time to wait for a job; a job that tries an edit or another value ends early."""
+    quiet = SECONDS_OF_QUIET if job.replaced is None else QUIET_IN_A_TRIAL
+    most = min(time_limit, SECONDS_OF_AN_EDIT) if isinstance(job.replaced, Edit) else time_limit
+    return Patience(most, quiet, expects_a_hang=expects_a_hang)
 
 
 class Patience:

@@ -82,9 +82,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     },
     "proof-time": _option(
         "S",
-        "seconds at the end of a run to prove lines, by running findings again (20)",
+        "seconds at the end of a run to prove lines, by running findings again"
+        " (a fifth of the run's own, at least 20)",
         type=float,
-        default=20.0,
     ),
     "traces": _option(
         "FOLDER", "folder for the recordings of traced causes, which `trace FILE` reads", type=Path

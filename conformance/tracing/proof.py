@@ -59,7 +59,18 @@ MOST_EDITED = 4000
 MOST_SHOWN = 4
 """The most further findings of a cause that must conform to prove a line."""
 
+SHARE_OF_RUN = 1 / 5
+"""The share of a run's own time that all of its proofs may take by default."""
+
+LEAST_SECONDS = 20.0
+"""The time that all proofs of a short run may take by default."""
+
 UNUSED = "which this line makes and nothing uses"
+
+
+def default_seconds(of_run: float) -> float:
+    """The time that all proofs may take at the end of a run, given the time of the run."""
+    return max(LEAST_SECONDS, SHARE_OF_RUN * of_run)
 
 
 class Prover:

@@ -32,7 +32,7 @@ from conformance.runs.settings import Settings
 from conformance.tracing.edits.search import edited_lines
 from conformance.tracing.finding import traced_job, traces_of_causes
 from conformance.tracing.placed import OrdinaryRun
-from conformance.tracing.proof import MOST_EDITED, Prover, candidates
+from conformance.tracing.proof import MOST_EDITED, Prover, candidates, default_seconds
 from conformance.tracing.source import Function, functions_of
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob, tokens_of_steps
@@ -424,6 +424,10 @@ def test_the_last_cause_may_take_all_of_the_remaining_time(jobs: SharedJobs) -> 
     assert last.trials.until - begin >= seconds
 
 
+def test_proofs_of_a_long_run_may_take_longer() -> None:
+    assert [default_seconds(of_run) for of_run in (5.0, 60.0, 600.0)] == [20.0, 20.0, 120.0]
+
+
 def test_a_finding_conforms_only_with_the_tokens_that_it_had(jobs: SharedJobs) -> None:
     """Otherwise an edit that leaves tokens out could hide that they are wrong."""
     [cell, *_] = cells("reduced", Objective.POLICY)
@@ -436,6 +440,23 @@ def test_a_finding_conforms_only_with_the_tokens_that_it_had(jobs: SharedJobs) -
 
     assert trials.conforms(run, elsewhere)
     assert not trials.conforms(replace(run, contexts=(cut,)), elsewhere)
+
+
+def test_an_edit_that_loops_without_end_is_stopped_early(
+    jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise it would take the time limit of ordinary jobs, and other edits would lack it."""
+    [cell, *_] = cells("reduced", Objective.POLICY)
+    trials, file = Prover(jobs).trials, str(toys.__file__)
+    endless = Edit(file, span_of(function_in(file, "losses").body[-1]), "while True: pass")
+    monkeypatch.setattr("conformance.ranks.time_limits.SECONDS_OF_AN_EDIT", 1.0)
+    run = trials.ordinary(cell)
+    assert run is not None
+    begin = time.monotonic()
+
+    assert not trials.conforms(run, endless)
+    assert time.monotonic() - begin < 60
+    assert trials.conforms(run, Edit(file, span_of(function_in(file, "meant").body[0]), "pass"))
 
 
 def test_a_token_of_infinite_weight_is_the_most_wrong(jobs: SharedJobs) -> None:
