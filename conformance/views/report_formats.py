@@ -13,7 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from conformance.comparing.known import known
+from conformance.comparing.known import entry_of, known
 from conformance.findings.badness import explain, failure
 from conformance.findings.finding import GENERATED
 from conformance.findings.groups import advice_groups, finding_groups
@@ -174,13 +174,14 @@ def _coloured_group(report: Report, group: FindingGroup) -> Iterator[RenderableT
 
 
 def _details(report: Report, group: FindingGroup) -> Iterator[str]:
-    """Yields the effect of a cause and its place."""
+    """Yields the effect of a cause and its place: the audited line, or else suspected lines."""
     said = str(group.cause.impact)
     yield f"{group.cause.effect}{f': {said}' if said else ''}"
     yield from _known(report, group.cause)
     yield f"in {_where(group)}"
     yield f"for example {group.example.id}: {explain(group.example)}"
-    for suspect in group.cause.suspects:
+    entry = entry_of(report, group.cause)
+    for suspect in () if entry and entry.line else group.cause.suspects:
         yield f"look at {suspect}"
     if group.smallest.case == GENERATED and group.smallest.message:
         yield from group.smallest.message.splitlines()

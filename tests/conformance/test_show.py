@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from conformance import cli
+from conformance.comparing.known import entry_of
 from conformance.comparing.report_file import load, write
 from conformance.findings.cause import Clues
 from conformance.findings.finding import Diagnosis, Finding
@@ -22,7 +23,8 @@ from tests import command
 from tests.conformance.pages import report_of
 from tests.findings import crash, finding, mismatch
 
-REPORT = command.ROOT / "reports" / "miles" / "main-31f1ca9-fsdp.json.gz"
+REPORTS = command.ROOT / "reports"
+REPORT = REPORTS / "miles" / "main-31f1ca9-fsdp.json.gz"
 
 HOSTILE = "[bold]not markup[/bold] \x1b[31mred\x07"
 
@@ -51,6 +53,21 @@ def shown(*arguments: str | Path, **environment: str) -> str:
         text=True,
         check=True,
     ).stdout
+
+
+def test_the_line_of_an_audited_cause_is_shown_instead_of_suspects() -> None:
+    report = load(REPORTS / "skyrl" / "v0.3.0.json.gz")
+    entries = [(cause, entry_of(report, cause)) for cause in report.causes if cause.suspects]
+    lines = [entry.line for _, entry in entries if entry and entry.line]
+    others = [
+        one for cause, entry in entries if not (entry and entry.line) for one in cause.suspects
+    ]
+
+    text = "\n".join(as_text(report))
+
+    assert lines
+    assert all(line in "".join(text.split()) for line in lines)
+    assert len(re.findall("^ *look at ", text, re.MULTILINE)) == len(others)
 
 
 def test_groups_come_the_worst_first_with_the_worst_example(small: Path) -> None:
