@@ -233,7 +233,7 @@ CORPUS = (
     Case(
         name="interleaved_groups",
         catches="prompt groups assumed adjacent: samples left out, or groups counted twice",
-        source="review of SkyRL pull request 1718: boundaries with gaps",
+        source="review of SkyRL pull request 1718: prompt groups whose boundaries have gaps",
         steps=(_step(UNEVEN, groups="01230123"),),
     ),
     Case(

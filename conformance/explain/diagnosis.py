@@ -174,7 +174,7 @@ def _of_whole_step(weights: ObservedWeights, known: Sequence[Prediction]) -> Dia
         )
         return Diagnosis(name="step_skipped", explanation=words, numbers={"tokens": lost})
     if broken := int((~np.isfinite(weights.observed)).sum()):
-        words = f"{broken} tokens weigh NaN or infinity: a denominator of 0 was divided by"
+        words = f"{broken} tokens weigh NaN or infinity, as after a division by 0"
         return Diagnosis(name="not_finite", explanation=words, numbers={"tokens": broken})
     if dropped := missing_tokens.of_untrained(weights.context):
         return next((one for one in _lost(weights) if one.name == dropped.name), dropped)

@@ -99,18 +99,18 @@ def judge_attached(job: Job, outcome: Outcome, description: Description) -> Judg
         if not gradients.any():
             return Judgement(verdict=Verdict.CONFORMS, error=0.0, tolerance=0.0)
         largest = float(np.nanmax(np.abs(gradients)))
-        words = f"{np.count_nonzero(gradients)} of its values get up to {largest:.4g}"
+        words = f"{np.count_nonzero(gradients)} entries have a gradient, the largest {largest:.4g}"
     elif outcome.verdict != Verdict.CRASHED:
         return not_run(outcome)
     elif RETAINED not in outcome.message:
         words = f"{column} cannot be given with a gradient: {outcome.message}"
         return unjudged(Verdict.NOT_DRIVEN, words)
     else:
-        words = "several micro-batches go back through it"
+        words = "the backward passes of several micro-batches go through it"
     stated = description.rules[f"no_gradient.{column}"]
     return mismatch(
         "gradient_of_constants",
-        f"a gradient flows through {column} that still have one: {words}; see {stated}",
+        f"a gradient flows through {column}, which should be constant: {words}; see {stated}",
     )
 
 

@@ -301,9 +301,9 @@ def _not_reduced(
         return mismatch("reducer_ignored", f"{case.says}, and it is not used")
     ratios = observed[expected > 0] / expected[expected > 0]
     if np.isfinite(ratios).all() and np.ptp(ratios) <= weight_bound("float32") * ratios.max():
-        words = f"{case.says}, and every weight is {ratios[0]:.6g} times what it makes it"
+        words = f"{case.says}, and every weight is {ratios[0]:.6g} times the reducer's"
         return mismatch("reducer_rescaled", words)
-    return mismatch("reducer_ignored", f"{case.says}, and weights are not what it makes them")
+    return mismatch("reducer_ignored", f"{case.says}, and the weights are not the reducer's")
 
 
 def reducer_weights(step: Step, mode: Mode) -> NDArray[np.float64]:

@@ -215,7 +215,7 @@ def test_weights_that_are_not_finite_are_counted(value: float) -> None:
 
     assert diagnosis == Diagnosis(
         name="not_finite",
-        explanation="3 tokens weigh NaN or infinity: a denominator of 0 was divided by",
+        explanation="3 tokens weigh NaN or infinity, as after a division by 0",
         numbers={"tokens": 3},
     )
 
