@@ -269,6 +269,9 @@ class _Proof:
 
     def _is_right(self, one: Hypothesis, name: str, run: OrdinaryRun) -> bool:
         """Whether a conforming run depends on a line's value, which is not the named count."""
+        needed = self._needed(one, run)
+        if name in needed:
+            return not self.trials.conforms(run, needed[name])
         ran = self.trials.ran(run, replaced=one.replacement)
         if ran is None:
             return False

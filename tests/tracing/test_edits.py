@@ -205,6 +205,17 @@ def edited(text: str) -> dict[str, str]:
         ("one * mask", "with other where mask is 0", "one * mask + other * (1 - mask)"),
         ("one.mean().expand_as(other)", "without mean and expand_as", "one"),
         ("one.masked_fill(is_on, value=1.0)", "with 0.0 instead of 1.0", None),
+        ("mask.any(dim=-1).sum()", "without any", "mask.sum()"),
+        (
+            "torch.sum(one * mask, dim=-1)",
+            "divided by the sum of mask",
+            "torch.sum(one * mask, dim=-1) / torch.sum(mask, dim=-1).clamp(min=1)",
+        ),
+        (
+            "masked_mean(one, mask)",
+            "with the mean of each row",
+            "masked_mean(one, mask, dim=-1).unsqueeze(-1)",
+        ),
         ("1.0 - 0.2 * one", "with 0.4 instead of 0.2", "1.0 - 0.4 * one"),
         ("(1 - one.exp()).sum()", "with -other instead of an operand", "(-other).sum()"),
         ("old_one = one.exp()", "multiplied by is_on", "old_one = one.exp() * is_on"),
@@ -349,6 +360,25 @@ def test_a_call_may_lack_what_other_calls_have(tmp_path: Path, words: str, meant
     texts = {one.words: one.edit.text for found in several for one in found}
 
     assert meant in texts[words]
+
+
+CONDITIONS = """
+def clipped(one, other, low, high):
+    is_high = (one > high) & (other > 0)
+    is_low = one < low
+    return is_high | is_low
+"""
+
+
+def test_a_condition_may_lack_another_of_its_function(tmp_path: Path) -> None:
+    path = tmp_path / "conditions.py"
+    path.write_text(CONDITIONS)
+    [unit] = units(ast.parse(path.read_text()), 4)
+
+    found = {one.words: one.edit.text for one in adding(str(path), unit, KINDS)}
+
+    assert found["only where other < 0"] == "is_low = (one < low) & (other < 0)"
+    assert not any("one <" in words for words in found)
 
 
 MODES = """

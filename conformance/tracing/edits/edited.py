@@ -202,3 +202,17 @@ def is_of_module(function: ast.expr) -> bool:
     """Whether a function belongs to a module, and is not a method of a value."""
     modules = ("torch", "F", "np", "numpy", "torch.nn.functional")
     return not isinstance(function, ast.Attribute) or ast.unparse(function.value) in modules
+
+
+def operand(call: ast.Call) -> ast.expr | None:
+    """The value that a call computes with: a method's object or a function's first argument."""
+    if is_of_module(call.func):
+        return call.args[0] if call.args else None
+    return call.func.value  # type: ignore[attr-defined, no-any-return]
+
+
+def applied(call: ast.Call, operand: ast.expr) -> Any:
+    """A copy of a call that computes with another value."""
+    if is_of_module(call.func):
+        return copied(call, args=[operand, *call.args[1:]])
+    return copied(call, func=copied(call.func, value=operand))

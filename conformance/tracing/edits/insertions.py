@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from conformance.tracing.edits.calls import reductions
 from conformance.tracing.edits.edited import (
@@ -18,6 +18,7 @@ from conformance.tracing.edits.edited import (
     parts,
     short,
 )
+from conformance.tracing.source import functions_of, is_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,9 +64,10 @@ def scaling(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
 
 
 def adding(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits that insert another value: added, subtracted, or for masked entries."""
+    """Yield edits that insert another value: added, for masked entries, or in a condition."""
     kept = (_otherwise_kept(part, unit, kinds) for part in parts(unit))
-    yield from each(file, unit, interleaved((_added(unit, kinds), *kept)))
+    restricted = (_restricted(part, unit, file, kinds) for part in parts(unit))
+    yield from each(file, unit, interleaved((_added(unit, kinds), *kept, *restricted)))
 
 
 def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
@@ -262,6 +264,31 @@ def _otherwise_kept(node: ast.AST, unit: Unit, kinds: Kinds) -> Iterator[Other]:
         if kinds[name].startswith("numbers of (") and "mask" not in name:
             both = expression(f"{ast.unparse(node)} + {name} * (1 - {text})")
             yield node, both, f"with {name} where {text} is 0"
+
+
+def _restricted(node: ast.AST, unit: Unit, file: str, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits of a tensor's condition that also require another of the function's conditions.
+
+    The other condition may be reversed, as a bound's for tokens of the other sign.
+    """
+    around = [one for one in functions_of(file) if is_at(one, unit.lineno)]
+    if not (_compares_tensor(node, kinds) and around):
+        return
+    known = {ast.unparse(node)}
+    for other in (one for one in ast.walk(around[-1]) if _compares_tensor(one, kinds)):
+        left, [right] = ast.unparse(other.left), other.comparators
+        for sign in (">", "<"):
+            text = f"{left} {sign} {ast.unparse(right)}"
+            if text not in known and left not in ast.unparse(node):
+                known.add(text)
+                yield node, expression(f"({ast.unparse(node)}) & ({text})"), f"only where {text}"
+
+
+def _compares_tensor(node: ast.AST, kinds: Kinds) -> TypeGuard[ast.Compare]:
+    """Whether an expression compares the entries of a tensor with one value."""
+    if not isinstance(node, ast.Compare) or len(node.ops) > 1:
+        return False
+    return kinds.get(ast.unparse(node.left), "").startswith("numbers of (")
 
 
 def _masks(kinds: Kinds, shape: str) -> Iterator[str]:

@@ -62,7 +62,8 @@ def _left_out(node: ast.AST) -> Iterator[Other]:
         name = name_of(node.func)
         given = [one for one in node.args if not isinstance(one, ast.Starred)]
         operands = [*([] if is_of_module(node.func) else [node.func.value]), *given]  # type: ignore[attr-defined]
-        if name in LEFT_OUT and operands:
+        is_of_value = not is_of_module(node.func) and ast.unparse(operands[0]) != "self"
+        if is_of_value or (name in LEFT_OUT and operands):
             yield node, operands[0], f"without {name}"
         inner = node.func.value if isinstance(node.func, ast.Attribute) else None
         if isinstance(inner, ast.Call) and not is_of_module(inner.func):

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 from conformance.tracing.edits.calls import swapped
 from conformance.tracing.edits.edited import (
     SIGNS,
+    applied,
     constant,
     copied,
     each,
     edited,
     expression,
     integer,
-    is_of_module,
     name_of,
+    operand,
     parts,
     short,
 )
@@ -117,7 +118,7 @@ def _operated(node: ast.AST) -> Iterator[Other]:
             yield node, copied(node, op=operator()), f"with {SIGNS[operator]} instead of {sign}"
         if isinstance(node.op, ast.Pow) and _operand_of_sum(node.left) is not None:
             powers = copied(node, left=_operand_of_sum(node.left))
-            yield node, _applied(node.left, powers), "with ** before the sum"  # type: ignore[arg-type]
+            yield node, applied(node.left, powers), "with ** before the sum"  # type: ignore[arg-type]
         if isinstance(node.op, ast.FloorDiv):
             negative = copied(node, left=ast.UnaryOp(ast.USub(), node.left))
             yield node, ast.UnaryOp(ast.USub(), negative), "with // rounded up"
@@ -140,9 +141,9 @@ def _nested(node: ast.AST) -> Iterator[Other]:
         words = f"with {SIGNS[type(operator)]} instead of {SIGNS[type(node.op)]}"
         yield node, copied(node, op=operator), words
     elif isinstance(node, ast.Call):
-        inner = _operand(node)
-        if isinstance(inner, ast.Call) and (innermost := _operand(inner)) is not None:
-            swapped = _applied(inner, _applied(node, innermost))
+        inner = operand(node)
+        if isinstance(inner, ast.Call) and (innermost := operand(inner)) is not None:
+            swapped = applied(inner, applied(node, innermost))
             yield node, swapped, f"with {name_of(inner.func)} after {name_of(node.func)}"
         if name_of(node.func) == "ones_like" and node.args:
             of = ast.unparse(node.args[0])
@@ -184,24 +185,10 @@ def _positive(condition: ast.expr, kinds: Kinds) -> Iterator[Other]:
             yield condition, expression(f"{name} {sign} 0"), words
 
 
-def _operand(call: ast.Call) -> ast.expr | None:
-    """The value that a call computes with: a method's object or a function's first argument."""
-    if is_of_module(call.func):
-        return call.args[0] if call.args else None
-    return call.func.value  # type: ignore[attr-defined, no-any-return]
-
-
 def _operand_of_sum(node: ast.expr) -> ast.expr | None:
     """The value that an expression sums or averages; None for any other expression."""
     is_sum = isinstance(node, ast.Call) and name_of(node.func) in ("sum", "mean")
-    return _operand(node) if is_sum else None  # type: ignore[arg-type]
-
-
-def _applied(call: ast.Call, operand: ast.expr) -> Any:
-    """A copy of a call that computes with another value."""
-    if is_of_module(call.func):
-        return copied(call, args=[operand, *call.args[1:]])
-    return copied(call, func=copied(call.func, value=operand))
+    return operand(node) if is_sum else None  # type: ignore[arg-type]
 
 
 def _confused(name: str) -> Iterator[str]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from conformance.tracing.edits.edited import (
+    applied,
     copied,
     each,
     expression,
     integer,
     name_of,
+    operand,
     parts,
     short,
 )
@@ -49,15 +51,15 @@ def _weighted(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
     """Yield edits that replace a sum or mean by a mean over a mask."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):
         return
-    summed = node.func.value
+    summed, sum_of = operand(node), copied(node, func=copied(node.func, attr="sum"))
     if node.func.attr == "sum" and isinstance(summed, ast.BinOp):
         for mask in (summed.right, summed.left):
-            mean = ast.BinOp(node, ast.Div(), _count(mask, node))
+            mean = ast.BinOp(node, ast.Div(), _count(mask, sum_of))
             yield node, mean, f"divided by the sum of {short(mask)}"
-    if node.func.attr == "mean":
+    if node.func.attr == "mean" and summed is not None:
         for mask in map(expression, (one for one in kinds if _is_mask(one, kinds))):
-            total = _method(ast.BinOp(summed, ast.Mult(), mask), "sum", node)
-            mean = ast.BinOp(total, ast.Div(), _count(mask, node))
+            total = applied(sum_of, ast.BinOp(summed, ast.Mult(), mask))
+            mean = ast.BinOp(total, ast.Div(), _count(mask, sum_of))
             yield node, mean, f"with a mean over {ast.unparse(mask)}"
 
 
@@ -110,13 +112,9 @@ def _shape(text: str, kinds: Kinds) -> str:
     return kinds.get(text, "").partition(" of ")[2]
 
 
-def _count(mask: ast.expr, like: ast.Call) -> ast.expr:
-    """The expression for the sum of a mask, clamped to at least 1."""
-    return expression(f"{ast.unparse(_method(mask, 'sum', like))}.clamp(min=1)")
-
-
-def _method(of: ast.expr, name: str, like: ast.Call) -> Any:
-    return copied(like, func=ast.Attribute(of, name, ast.Load()))
+def _count(mask: ast.expr, sum_of: ast.Call) -> ast.expr:
+    """The expression for the sum of a mask like another sum, clamped to at least 1."""
+    return expression(f"{ast.unparse(applied(sum_of, mask))}.clamp(min=1)")
 
 
 def _averaged(node: ast.AST) -> Iterator[Other]:
@@ -139,6 +137,7 @@ def _averaged(node: ast.AST) -> Iterator[Other]:
             keywords = [*node.keywords, ast.keyword("dim", ast.Constant(-1))]
             of_rows = ast.unparse(copied(node, keywords=keywords))
             yield node, expression(f"{of_rows}.mean()"), "with a mean of the rows' means"
+            yield node, expression(f"{of_rows}.unsqueeze(-1)"), "with the mean of each row"
 
 
 def _as_mean(node: ast.expr) -> ast.Call | None:
