@@ -180,6 +180,8 @@ class _Judged:
         """The judgement by the declared conventions, or by others that may also be right."""
         judgement = self.judge(self.trained)
         if judgement.verdict is Verdict.CONFORMS:
+            if not self.trained.explains:
+                return judgement
             shown = self._shown_means() or self._shown_convention() or self._shown_selection()
             found = shown and replace(judgement, verdict=Verdict.ADVICE, diagnosis=shown)
             return found or judgement

@@ -63,9 +63,10 @@ def is_plainly_wrong(cell: MatrixCell, trained: Trained) -> bool:
 
     Where only an explanation could show that a step is right, the answer is False.
     """
+    if cell.spec.metric or trained.description.deliberate:
+        return False
     found = _judge_trained(cell, replace(trained, explains=False))
-    may_be_explained = cell.spec.metric or found.rescalings or trained.description.deliberate
-    return found.verdict is Verdict.MISMATCH and not may_be_explained
+    return found.verdict is Verdict.MISMATCH and not found.rescalings
 
 
 def judge_outcome(cell: MatrixCell, outcome: Outcome, jobs: FurtherJobs) -> Judgement:

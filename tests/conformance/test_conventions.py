@@ -53,13 +53,16 @@ PASSES = np.array([0, 0, 0, 1])
 
 
 def by_conventions(
-    slug: str, job: Job, *seen: Observation, declared: Mapping[str, Convention]
+    slug: str,
+    job: Job,
+    *seen: Observation,
+    declared: Mapping[str, Convention],
+    explains: bool = True,
 ) -> Judgement:
     """The judgement of a check by declared conventions, given the observations of ranks."""
-    spec = check_spec(slug)
-    return judge_by_conventions(
-        judge(spec), spec, Trained(job, seen, Description(declared=declared))
-    )
+    spec, description = check_spec(slug), Description(declared=declared)
+    trained = Trained(job, seen, description, explains=explains)
+    return judge_by_conventions(judge(spec), spec, trained)
 
 
 def logged(
@@ -68,6 +71,8 @@ def logged(
     slug: str = "metric.entropy",
     layout: Layout = Layout(micro_batches=2),  # noqa: B008 - it is frozen
     passes: NDArray[np.int64] = PASSES[np.newaxis],
+    *,
+    explains: bool = True,
 ) -> Judgement:
     """The judgement of a logged number in which the tokens' quantities have these weights."""
     spec = check_spec(slug)
@@ -83,7 +88,7 @@ def logged(
         )
         for held in passes
     ]
-    return by_conventions(slug, job, *observations, declared=declared)
+    return by_conventions(slug, job, *observations, declared=declared, explains=explains)
 
 
 OF_THE_STEP = [1 / 4] * 4
@@ -119,6 +124,16 @@ def test_advice_on_a_mean_of_means_has_both_numbers(declared: Mapping[str, Conve
     assert found.name == "mean_of_means"
     assert set(found.numbers) == {"reported", "pooled"}
     assert found.explanation.endswith("a mean of means is taken instead of pooling over the step")
+
+
+@pytest.mark.parametrize("declared", [{}, {"entropy": Assumed(MEANS)}])
+def test_a_right_number_that_is_judged_without_an_explanation_conforms(
+    declared: Mapping[str, Convention],
+) -> None:
+    """Trials of edits are judged so, thousands at a time."""
+    weights = OF_MICRO_BATCHES if declared else OF_THE_STEP
+
+    assert logged(declared, weights, explains=False).verdict is Verdict.CONFORMS
 
 
 @pytest.mark.parametrize("declared", [{}, {"entropy": Assumed(MEANS)}])
