@@ -22,7 +22,7 @@ from conformance.tracing.placed import (
     is_close,
     moves,
 )
-from conformance.tracing.right_counts import NO_FACTOR, counts_of_step, is_product
+from conformance.tracing.right_counts import NO_FACTOR, WHOLE, counts_of_step, is_product
 from conformance.tracing.right_values import (
     PARTS,
     counts_of_parts,
@@ -202,7 +202,7 @@ class _Proof:
         """The hypotheses that hold; of a value and its parts, only those on the innermost part.
 
         Hypotheses with a count of the reference come before those with a product or quotient of
-        counts, which may only undo the mistake of another line.
+        counts, or with the whole divisor, which may only undo the mistake of another line.
         """
         plain: dict[Hypothesis, str] = {}
         products: dict[Hypothesis, str] = {}
@@ -213,7 +213,7 @@ class _Proof:
             if any(map(one.is_of_all, plain)):
                 continue
             if (name := self._name(one)) is not None:
-                shown = products if is_product(name) else plain
+                shown = products if is_product(name) or name == WHOLE else plain
                 not_to_blame = [self._not_to_blame(one, each) for each in shown]
                 shown[one] = name
                 for each in filter(None, not_to_blame):

@@ -13,6 +13,7 @@ from textwrap import indent
 from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any, TypeGuard
 
+import numpy as np
 import pytest
 import torch
 
@@ -206,6 +207,11 @@ def edited(text: str) -> dict[str, str]:
         ("one.mean().expand_as(other)", "without mean and expand_as", "one"),
         ("one.masked_fill(is_on, value=1.0)", "with 0.0 instead of 1.0", None),
         ("mask.any(dim=-1).sum()", "without any", "mask.sum()"),
+        (
+            "rewards.sum(-1, keepdim=True) / 3",
+            "with the sum of the other entries",
+            "(rewards.sum(-1, keepdim=True) - rewards) / 3",
+        ),
         (
             "torch.sum(one * mask, dim=-1)",
             "divided by the sum of mask",
@@ -411,6 +417,7 @@ def test_an_unread_variable_is_read_instead_or_as_well(tmp_path: Path) -> None:
 
     assert texts == [
         "loss(one, mask=total)",
+        "total",
         "loss(one, mask=mask) + total",
         "loss(one, mask=mask) * total",
         "min(loss(one, mask=mask), total)",
@@ -577,6 +584,17 @@ def test_what_a_function_can_read_is_named_as_its_source_would() -> None:
 
     assert [ast.parse(text, mode="eval") for text in known]
     assert known["log['loss']"] == known["other.ab"] == "float"
+
+
+def test_an_array_has_the_kind_of_a_tensor() -> None:
+    other = SimpleNamespace(array=np.ones((2, 3)), tensor=torch.ones(2, 3), words=np.array(["a"]))
+    frame, known = reading({"loss": 2.0}, other), dict[str, str | None]()
+    assert frame is not None
+
+    look_at(frame, known)
+
+    assert known["other.array"] == known["other.tensor"] == "numbers of (2, 3)"
+    assert known["other.words"] is None
 
 
 def test_a_variable_that_becomes_a_tensor_has_its_kind() -> None:

@@ -8,6 +8,7 @@ from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 if TYPE_CHECKING:
@@ -22,6 +23,10 @@ MOST_PARTS = 64
 
 DEEPEST = 2
 """The most steps from a variable to a value, as in ``self.config.clip``."""
+
+
+KINDS_OF_ARRAYS = {"f": "numbers", "i": "integers", "b": "truths"}
+"""The kinds of numpy's arrays by the kinds of their entries; tensors have the same kinds."""
 
 
 def look_at(frame: FrameType, known: dict[str, str | None]) -> None:
@@ -71,6 +76,8 @@ def _kind(held: object) -> str | None:
     if isinstance(held, torch.Tensor):
         kind = "truths" if held.dtype is torch.bool else "integers"
         return f"{'numbers' if held.is_floating_point() else kind} of {tuple(held.shape)}"
+    if isinstance(held, np.ndarray) and held.dtype.kind in KINDS_OF_ARRAYS:
+        return f"{KINDS_OF_ARRAYS[held.dtype.kind]} of {held.shape}"
     if isinstance(held, (list, tuple)) and held and isinstance(held[0], torch.Tensor):
         return f"{len(held)} tensors"
     is_value = type(held) in (int, float) or isinstance(

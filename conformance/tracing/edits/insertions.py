@@ -15,6 +15,7 @@ from conformance.tracing.edits.edited import (
     interleaved,
     likeliest,
     name_of,
+    operand,
     parts,
     short,
 )
@@ -43,6 +44,10 @@ RAISING = ("square", "sqrt", "exp", "log", "abs")
 
 REDUCING = re.compile("sum|mean|max|min|amax|amin|std|var|norm|.*reduce.*")
 """Names of operations that reduce many entries to few."""
+
+
+KEPT = ("keepdim", "keepdims")
+"""The keyword arguments with which a sum keeps its dimension."""
 
 
 def detaching(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
@@ -80,6 +85,7 @@ def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
         _accumulated(unit),
         *(_raised(part, kinds) for part in several),
         *map(_reversed, several),
+        *map(_of_others, several),
     )
     yield from each(file, unit, interleaved(found))
 
@@ -89,6 +95,14 @@ def _reversed(node: ast.AST) -> Iterator[Other]:
     if isinstance(node, ast.Call) and name_of(node.func) in STACKING and node.args:
         reverse = expression(f"({ast.unparse(node.args[0])})[::-1]")
         yield node.args[0], reverse, f"with {short(node.args[0])} in reverse order"
+
+
+def _of_others(node: ast.AST) -> Iterator[Other]:
+    """Yield the edit of a sum with its dimension kept to the sum of the other entries."""
+    if isinstance(node, ast.Call) and name_of(node.func) == "sum":
+        summed, is_kept = operand(node), any(one.arg in KEPT for one in node.keywords)
+        if summed is not None and is_kept:
+            yield node, ast.BinOp(node, ast.Sub(), summed), "with the sum of the other entries"
 
 
 def _reduced(file: str, unit: Unit) -> Iterator[Other]:

@@ -84,6 +84,8 @@ def _combined(part: ast.expr, other: str, kinds: Kinds) -> Iterator[tuple[str, s
     is_read = isinstance(getattr(part, "ctx", None), ast.Load)
     if not is_computed and not (is_alike and is_read):
         return
+    if is_computed:
+        yield other, f"with {other} instead of {short(part)}"
     if kinds[other].startswith("truths"):
         yield f"({text}) & {other}", f"with {short(part)} & {other}"
         yield f"({text}) & ~{other}", f"with {short(part)} & ~{other}"
