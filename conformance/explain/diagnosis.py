@@ -212,22 +212,18 @@ def _count(weights: ObservedWeights) -> Diagnosis | None:
     divisor = context.aggregation.divisor
     if divisor is not None:
         used = divisor / ratio
-        return Diagnosis(
-            name="other_divisor",
-            explanation=f"the sum is divided by L = {used:.7g} instead of {divisor:.7g}",
-            numbers={"divisor": used, "expected_divisor": divisor},
-        )
+        words = f"the sum is divided by L = {used:.7g} instead of {divisor:.7g}"
+        numbers = {"divisor": used, "expected_divisor": divisor}
+        return Diagnosis(name="other_divisor", explanation=words, numbers=numbers)
     per_token = context.mode is Mode.TOKEN_MEAN
     right = int(context.counted.sum()) if per_token else context.units
     counted = round(right / ratio)
     if abs(right / ratio - counted) > 2 * weights.tolerance * counted:
         return None
     what = f"{context.mode.removesuffix('_mean')}s"
-    return Diagnosis(
-        name=f"{what}_miscounted",
-        explanation=f"{counted} {what} are counted instead of {right}",
-        numbers={"counted": counted, "expected": right},
-    )
+    words = f"{counted} {what} are counted instead of {right}"
+    numbers = {"counted": counted, "expected": right}
+    return Diagnosis(name=f"{what}_miscounted", explanation=words, numbers=numbers)
 
 
 def _unexplained(weights: ObservedWeights) -> Diagnosis:
@@ -238,11 +234,9 @@ def _unexplained(weights: ObservedWeights) -> Diagnosis:
     low, high = float(ratios.min()), float(ratios.max())
     ratio = f"{low:.7g}" if weights.common_ratio else f"{low:.7g} to {high:.7g}"
     words, numbers = _denominators(weights) if ratios.all() else ("some weights are 0", {})
-    return Diagnosis(
-        name=UNEXPLAINED,
-        explanation=f"weights are {ratio} times the expected ones, {_pattern(weights)}; {words}",
-        numbers={"lowest_ratio": low, "highest_ratio": high} | numbers,
-    )
+    shown = f"weights are {ratio} times the expected ones, {_pattern(weights)}; {words}"
+    numbers = {"lowest_ratio": low, "highest_ratio": high, **numbers}
+    return Diagnosis(name=UNEXPLAINED, explanation=shown, numbers=numbers)
 
 
 def _pattern(weights: ObservedWeights) -> str:
