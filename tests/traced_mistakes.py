@@ -27,7 +27,7 @@ from conformance.runs.check import make
 from conformance.runs.jobs import SharedJobs
 from conformance.sources.source import resolve
 from conformance.tracing import columns
-from conformance.tracing.finding import traced_job
+from conformance.tracing.finding import MOST_OF_A_CAUSE, traced_job
 from conformance.tracing.proof import Prover
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob
@@ -61,25 +61,35 @@ def traced(mistake: Mistake, folder: Path) -> str:
         wrong = (
             cell for cell in cells(mistake) if _is_wrong(cell, jobs) and not is_wrong_without(cell)
         )
-        for cell in wrong:
-            job = traced_job(cell.job, jobs.pool, metric=columns.traced_metric(cell))
-            adapter, trace = jobs.pool.adapter, None
-            if isinstance(job, TracedJob) and job.is_wrong:
-                with suppress(NotTracedError):
-                    trace = Trace.of(cell.id, job, adapter.package, jobs.pool.source)
-            if trace is not None:
-                of_cause = [cell, *islice(wrong, MOST_PROVEN_WITH)]
-                lines = Prover(jobs).proven(trace, of_cause)
-                places = [
-                    place
-                    for place, one in enumerate(lines, 1)
-                    if one.line.file.endswith(mistake.edit.file)
-                    and first <= one.line.number <= last
-                ]
-                hit = f"{places[0]}" if places else "not suspected"
-                shown = [f"    {trace.place(one.line)}: {one.why}" for one in lines]
-                return "\n".join([f"{mistake.name}: {hit}, {cell.id}", *shown])
-    return f"{mistake.name}: makes no weight wrong"
+        several = [*islice(wrong, 1 + MOST_PROVEN_WITH)]
+        traces: list[Trace] = []
+        for found in filter(None, (_trace(cell, jobs) for cell in several[:MOST_OF_A_CAUSE])):
+            traces.append(found)
+            if found.job.is_wrong:
+                break
+        if not traces:
+            return f"{mistake.name}: is not traced in {len(several)} wrong findings"
+        trace = max(traces, key=lambda one: one.job.is_wrong)
+        lines = Prover(jobs).proven(
+            trace, sorted(several, key=lambda cell: cell.id != trace.finding)
+        )
+        places = [
+            place
+            for place, one in enumerate(lines, 1)
+            if one.line.file.endswith(mistake.edit.file) and first <= one.line.number <= last
+        ]
+        hit = f"{places[0]}" if places else "not suspected"
+        shown = [f"    {trace.place(one.line)}: {one.why}" for one in lines]
+        return "\n".join([f"{mistake.name}: {hit}, {trace.finding}", *shown])
+
+
+def _trace(cell: MatrixCell, jobs: SharedJobs) -> Trace | None:
+    """The trace of a wrong finding; None if it cannot be traced."""
+    job = traced_job(cell.job, jobs.pool, metric=columns.traced_metric(cell))
+    if isinstance(job, TracedJob):
+        with suppress(NotTracedError):
+            return Trace.of(cell.id, job, jobs.pool.adapter.package, jobs.pool.source)
+    return None
 
 
 @contextmanager
