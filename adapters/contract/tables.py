@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from adapters.contract import objective
 from adapters.contract.description import (
     Assumed,
     Convention,
@@ -27,15 +28,7 @@ from adapters.contract.description import (
 from adapters.contract.framework import Configurable, Framework, OptionRow, Settings
 from adapters.contract.job import FaultInjection, Setting
 from adapters.contract.layout import expanded
-from adapters.contract.objective import (
-    ADVANTAGE_CONSTANTS,
-    CONSTANTS,
-    ENTROPY_COEFFICIENT,
-    KL_COEFFICIENT,
-    ROUTER_COEFFICIENT,
-    Metric,
-    Objective,
-)
+from adapters.contract.objective import Metric, Objective
 from adapters.contract.recipe import flat
 from reference.aggregation import Conventions, Mode
 
@@ -43,11 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _CONSTANTS: dict[str, Any] = {
-    **asdict(CONSTANTS),
-    **asdict(ADVANTAGE_CONSTANTS),
-    "entropy_coefficient": ENTROPY_COEFFICIENT,
-    "kl_coefficient": KL_COEFFICIENT,
-    "router_coefficient": ROUTER_COEFFICIENT,
+    **asdict(objective.CONSTANTS),
+    **asdict(objective.ADVANTAGE_CONSTANTS),
+    "entropy_coefficient": objective.ENTROPY_COEFFICIENT,
+    "kl_coefficient": objective.KL_COEFFICIENT,
+    "router_coefficient": objective.ROUTER_COEFFICIENT,
     "none": None,
     "steps": lambda job: len(job.steps),
     "samples": lambda job: sum(step.size for step in job.steps),

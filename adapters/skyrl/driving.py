@@ -26,11 +26,11 @@ from adapters.contract.objective import (
     OF_THE_ROLLOUT_POLICY,
     OF_VALUES,
 )
-from adapters.skyrl import importing, sizes
+from adapters.skyrl import importing
 from adapters.skyrl.framework import TYPE_OF_CORRECTION
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import given_values, trained_model
+from adapters.toolkit.settings import given_values, rollouts_of_prompts, trained_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -283,7 +283,7 @@ def _generated(trainer: Any, rollouts: SkyRLRollouts) -> tuple[dict[str, Any], l
         return rollouts.output(prompts, step_wise=step_wise)
 
     trainer.generator = SimpleNamespace(generate=generate)
-    samples = len(prompts) * sizes.rollouts(rollouts.job)
+    samples = len(prompts) * max(rollouts_of_prompts(rollouts.job))
     with refusals(RuntimeError):  # SkyRL raises RuntimeError for an output without samples
         output = asyncio.run(trainer.generate({"prompts": [None] * samples}))
     if step_wise:

@@ -110,9 +110,10 @@ class TrlAdapter(OnAccelerate):
         return observation(batch, training.gradients, training.passes.drain(), reported)
 
 
-class GrpoAdapter(TrlAdapter):
-    """Drives `GRPOTrainer`."""
+class TrlDdpAdapter(TrlAdapter):
+    """`GRPOTrainer` with DistributedDataParallel."""
 
+    engine: ClassVar[str] = "ddp"
     framework = GRPO
     trainer = "trainer.grpo_trainer:GRPOTrainer"
     config = "trainer.grpo_config:GRPOConfig"
@@ -162,9 +163,10 @@ class GrpoAdapter(TrlAdapter):
         return {Metric.POLICY_LOSS: found[Metric.LOSS], **found}
 
 
-class RlooAdapter(TrlAdapter):
-    """Drives `RLOOTrainer`."""
+class TrlRlooAdapter(TrlAdapter):
+    """`RLOOTrainer` with DistributedDataParallel."""
 
+    engine = "rloo"
     framework = RLOO
     trainer = "trainer.rloo_trainer:RLOOTrainer"
     config = "trainer.rloo_config:RLOOConfig"

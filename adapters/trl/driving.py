@@ -22,15 +22,9 @@ from adapters.engines.generations import Generated
 from adapters.toolkit.calls import nothing, refusals
 from adapters.toolkit.probe import token_table
 from adapters.toolkit.settings import gives_advantages, yaml
+from adapters.trl import model as probed
 from adapters.trl.framework import GRPO
 from adapters.trl.importing import has_fused_lm_head, module
-from adapters.trl.model import (
-    policy,
-    predicted,
-    put_probe_in,
-    put_probe_in_chunks,
-    put_probe_in_liger_loss,
-)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -130,7 +124,7 @@ class TrlTraining(ABC):
         """Set the outputs that a model returns in forward passes without a gradient."""
         model.given = token_table(self.rollouts.batch, log_probs)
         if self.fuses_lm_head():
-            put_probe_in(model)
+            probed.put_probe_in(model)
 
     def fuses_lm_head(self) -> bool:
         """Whether the model's own forward pass returns log-probabilities."""
@@ -163,7 +157,9 @@ class GeneratingTraining(TrlTraining):
         is_weighted = self.job.objective is Objective.WEIGHTED
         return {
             **super().arguments(config),
-            "model": policy(self.capacity, has_router=self.job.objective is Objective.ROUTER),
+            "model": probed.policy(
+                self.capacity, has_router=self.job.objective is Objective.ROUTER
+            ),
             "reward_funcs": [rewards, quarters] if is_weighted else rewards,
             "train_dataset": self._prompts(config),
         }
@@ -196,7 +192,7 @@ class GeneratingTraining(TrlTraining):
 def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
     """The completion ids in TRL's rows, as predicted by the model."""
     rows = torch.cat([made["prompt_ids"], made["completion_ids"]], dim=1)
-    return predicted(rows)[:, -made["completion_ids"].shape[1] :]
+    return probed.predicted(rows)[:, -made["completion_ids"].shape[1] :]
 
 
 class GrpoTraining(GeneratingTraining):
@@ -256,9 +252,9 @@ class LigerTraining(GrpoTraining):
         """Put the probe into the functions for which the version uses Liger-Kernel."""
         super().prepare(trainer)
         if hasattr(trainer, "liger_loss"):
-            put_probe_in_liger_loss(trainer)
+            probed.put_probe_in_liger_loss(trainer)
         else:
-            put_probe_in_chunks(trainer)
+            probed.put_probe_in_chunks(trainer)
 
     def given_advantages(self, made: dict[str, torch.Tensor]) -> torch.Tensor:
         """The case's sample advantages for TRL's rows: [rows]."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import choices_in, import_from, modules_of, name_classes_as_before
-from adapters.toolkit.settings import composed
+from adapters.toolkit.settings import composed, flattened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -154,9 +154,8 @@ def loss_of(config: Any, actor_config: Any) -> Callable[..., Any]:
 @cache
 def _paths(model_engine: str | None) -> tuple[str, ...]:
     """The paths of this version's options in its configuration."""
-    from omegaconf import OmegaConf
-
-    return tuple(_leaves(OmegaConf.to_container(pickle.loads(_defaults(model_engine)))))
+    options = flattened(pickle.loads(_defaults(model_engine)))
+    return tuple(name for name, value in options.items() if _is_option(name, value))
 
 
 @cache
@@ -169,13 +168,9 @@ def _paths_of_types() -> tuple[str, ...]:
     return tuple(f"{ACTOR}.policy_loss.rollout_correction.{name}" for name in names)
 
 
-def _leaves(section: Any) -> Iterator[str]:
-    """Yields the options of a section and of the sections in it."""
-    for name, value in section.items():
-        if isinstance(value, dict):
-            yield from (f"{name}.{inner}" for inner in _leaves(value))
-        elif name != "_target_":
-            yield name
+def _is_option(name: str, value: object) -> bool:
+    """Whether an entry is an option: neither the class of a section nor an empty section."""
+    return value != {} and name.split(".")[-1] != "_target_"
 
 
 def _path(name: str) -> str:
