@@ -47,7 +47,7 @@ class TrlLigerAdapter(TrlDdpAdapter):
     engine = "liger"
     versions = "use_liger_kernel of TRL 1.9.0 to 1.14.2"
     framework = LIGER
-    run = "driving:LigerTraining"
+    training = "driving:LigerTraining"
     dependencies = (*TrlDdpAdapter.dependencies, "liger-kernel")
 
     def load(self, source: Path | None) -> None:
@@ -67,7 +67,7 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
     framework = sharded(ASYNC)
     trainer = "experimental.async_grpo.async_grpo_trainer:AsyncGRPOTrainer"
     config = "experimental.async_grpo.async_grpo_config:AsyncGRPOConfig"
-    run = "asynchronous:AsyncTraining"
+    training = "asynchronous:AsyncTraining"
     elsewhere = GRPO.options
 
     def layouts(self) -> list[Layout]:
