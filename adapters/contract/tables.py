@@ -134,10 +134,6 @@ class RecordFile:
         own = self._tables.variants[name]
         return _extended(base or _NOTHING, own, self._reader, departures)
 
-    def settings(self, shared: str) -> Settings:
-        """Shared settings by their name."""
-        return self._reader.settings(shared)
-
 
 def read_options(package: str, table: str = "options") -> tuple[OptionRow, ...]:
     """The rows of a package's options table: ``names``, their effect, and a ``note``."""

@@ -154,8 +154,10 @@ def loss_of(config: Any, actor_config: Any) -> Callable[..., Any]:
 @cache
 def _paths(model_engine: str | None) -> tuple[str, ...]:
     """The paths of this version's options in its configuration."""
-    options = flattened(pickle.loads(_defaults(model_engine)))
-    return tuple(name for name, value in options.items() if _is_option(name, value))
+    entries = flattened(pickle.loads(_defaults(model_engine))).items()
+    # Empty sections are no options, and neither are the classes of sections.
+    options = (name for name, value in entries if value != {})
+    return tuple(name for name in options if name.split(".")[-1] != "_target_")
 
 
 @cache
@@ -166,11 +168,6 @@ def _paths_of_types() -> tuple[str, ...]:
         return ()
     names = module("trainer.config.algorithm").RolloutCorrectionConfig.__dataclass_fields__
     return tuple(f"{ACTOR}.policy_loss.rollout_correction.{name}" for name in names)
-
-
-def _is_option(name: str, value: object) -> bool:
-    """Whether an entry is an option: neither the class of a section nor an empty section."""
-    return value != {} and name.split(".")[-1] != "_target_"
 
 
 def _path(name: str) -> str:
