@@ -109,11 +109,11 @@ class StubMbridge:
         import torch
 
         from adapters.areal import model
-        from adapters.engines import megatron_core, router
+        from adapters.engines import experts, megatron_core
         from adapters.toolkit.probe import HEADED
 
         self.config = megatron_core.transformer_config(
-            job.layout, torch.float32, **router.options(job)
+            job.layout, torch.float32, **experts.options(job)
         )
         self.TransformerConfigClass = type(self.config)
         # a copy, because AReaL sets attributes of it

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract.description import DefaultValue, Description, Statements
 from adapters.contract.job import Defaults, Depth, Job, Unsupported
 from adapters.contract.layout import Layout, Option
-from adapters.contract.logged import LOGGED
 from adapters.contract.objective import OF_ROLLOUTS, OFF_POLICY, Metric, Objective
+from adapters.contract.recorded import LOGGED
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:

@@ -247,7 +247,6 @@ class Job:
     """The only entry of a column with a non-zero value, if any."""
     replaced: Replacement | Edit | None = None
     """A value or statement that replaces one of the framework's own in an experiment."""
-
     is_recorded: bool = False
     """Whether the operations of all ranks are recorded, for a trace."""
 
@@ -320,21 +319,16 @@ class Observation:
     reported: Mapping[Metric, tuple[float | None, ...]] = field(default_factory=dict)
     logged: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
     """All numbers of the framework's logs, by their names in the logs. Adapters do not set it."""
-
     logs_together: bool = False
     """Whether each logged number covers several optimizer steps, so that ``reported`` cannot have
     one for each step."""
-
     own_losses: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """The result of `ProbedBatch.own_losses`, for `Objective.ROUTER`."""
-
     routed: int = 0
     """The number of positions, padding included, by which router losses were multiplied, as in
     Megatron-Core with a loss per token. Adapters do not set it."""
-
     attached_gradient: Gradient | None = None
     """The gradient of the attached column, by token id, which should be 0; None if no column is
     attached. Adapters do not set it."""
-
     reads_poison: bool = False
     """Whether the adapter has read the poisoned column. Adapters do not set it."""

@@ -53,38 +53,28 @@ class Recipe:
     engine: str
     values: Settings
     """Every option that the framework has read or has a default for."""
-
     defaults: Settings
     """The default of each option in ``values``."""
-
     layout: Layout
     """The layout of an optimizer step, at the recipe's full size."""
-
     samples: int
     """The number of samples of an optimizer step."""
-
     per_prompt: int
     """The number of samples of a prompt."""
-
     steps: int = 1
     """The number of optimizer steps of a batch of rollouts."""
-
     generations: int = 1
     """The number of generations whose micro-batches make up an optimizer step."""
-
     longest: int | None = None
     """The maximum number of tokens of a response."""
-
     ours: frozenset[str] = frozenset()
     """Options that an adapter sets only to make something observable, which do not choose a loss.
     """
 
     sizes: frozenset[str] = frozenset()
     """Options that determine layout, samples and steps."""
-
     unlike: frozenset[str] = frozenset()
     """Facts that no batch of the recipe has, such as `UNEVEN_GROUPS`."""
-
     unread: frozenset[str] = frozenset()
     """Options that are known only to a package which is not installed."""
 

@@ -20,8 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from adapters.contract import Depth, Layout, Option, Rank, Unsupported
-from adapters.engines.experts import Experts, ranks_that_share
-from adapters.engines.router import RouterLosses, forget_logs
+from adapters.engines.experts import Experts, RouterLosses, forget_logs, ranks_that_share
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.probe import ForwardPasses, Records, as_array, selected
 

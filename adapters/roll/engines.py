@@ -146,13 +146,13 @@ def _chunks(job: Job, capacity: int, rank: Rank) -> list[Any]:
     """This rank's chunks of our model, which slice batches like ROLL's models."""
     import torch
 
-    from adapters.engines import megatron_core, numbered, router
+    from adapters.engines import experts, megatron_core, numbered
 
     def logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
         of_tokens: torch.Tensor = numbered.outputs(input_ids, probe).logits
         return of_tokens + logit
 
-    options = router.options(job)
+    options = experts.options(job)
     config = megatron_core.transformer_config(job.layout, torch.float32, **options)
     chunks = megatron_core.probed_model(config, capacity, rank, logits)
     for chunk in chunks:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Shard
 from adapters.contract.batch.altered import PAINTED, SELECTED, Attached, elsewhere
 from adapters.contract.batch.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
-from adapters.contract.training import TRAINING
+from adapters.contract.recorded import TRAINING
 from adapters.toolkit.worlds import all_gather
 from reference.arrays import Gradient, Integers, Values
 

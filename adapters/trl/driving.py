@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from adapters.contract import Job, Metric, Objective, Settings
-from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.engines.accelerate import Watch
 from adapters.engines.generations import Generated
+from adapters.engines.pretrained import tokenizer
 from adapters.toolkit.calls import nothing, refusals
 from adapters.toolkit.probe import token_table
 from adapters.toolkit.settings import gives_advantages, yaml
@@ -68,20 +68,6 @@ def quarters(completions: list[Any], reward: list[float | None], **_: Any) -> li
     return [None if one is None else one / 4 for one in reward]
 
 
-def tokenizer(end: int) -> Any:
-    """A tokenizer with padding and the end of text only; other ids are decoded to nothing."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<pad>": PADDING_ID, "<end>": end}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")),
-        pad_token="<pad>",
-        eos_token="<end>",
-    )
-
-
 class TrlTraining(ABC):
     """One run of a trainer, with its gradients and logs; subclasses choose the trainer."""
 
@@ -106,7 +92,9 @@ class TrlTraining(ABC):
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """The arguments of the trainer's constructor."""
-        return {"args": config, "processing_class": tokenizer(self.rollouts.end)}
+        # Only padding and the end of text are words.
+        processor = tokenizer({"<end>": self.rollouts.end}, "<end>")
+        return {"args": config, "processing_class": processor}
 
     def stubs(self) -> dict[str, Any]:
         """Replacements of functions and classes of the trainer's module."""

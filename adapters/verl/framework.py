@@ -13,7 +13,7 @@ import numpy as np
 from adapters.contract import Framework, Job, Layout, Objective, Option, Unsupported
 from adapters.contract.objective import CONSTANTS
 from adapters.contract.tables import RecordFile, read_departures
-from adapters.engines import router
+from adapters.engines import experts
 from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES, ZEROED
 from adapters.toolkit import settings
 from adapters.verl.importing import has_default_trainer, module
@@ -173,7 +173,7 @@ def _file(ranks: Callable[[Layout], int]) -> RecordFile:
         kept_bounds=f"{CONSTANTS.kept_low:g}_{CONSTANTS.truncation:g}",
         router={
             f"megatron.override_transformer_config.{name}": value
-            for name, value in router.OPTIONS.items()
+            for name, value in experts.OPTIONS.items()
         },
     )
 
