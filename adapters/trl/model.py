@@ -246,7 +246,7 @@ def adding(
     The results are for rows' last tokens, in versions without a fused LM head.
     """
 
-    def with_probe(logits: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+    def probed(logits: torch.Tensor, *arguments: Any, **named: Any) -> Any:
         # The ids of tokens become the id of the vocabulary's only token.
         ids = [one.clamp(max=0) if isinstance(one, torch.Tensor) else one for one in arguments]
         found = function(logits, *ids, **named)
@@ -254,7 +254,7 @@ def adding(
         summed = [one + _last(of, logits) for one, of in zip(results, added, strict=True)]
         return tuple(summed) if isinstance(found, tuple) else summed[0]
 
-    return with_probe
+    return probed
 
 
 def _last(of: Callable[[ProbeForTRL], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
