@@ -39,10 +39,7 @@ def import_prime_rl(source: Path | None) -> None:
 
 def transport(name: str) -> Any:
     """A module of the transport of rollouts, which was moved in August 2026."""
-    try:
-        return module(f"transports.rollouts.{name}")
-    except ModuleNotFoundError:
-        return module(f"transport.{name}")
+    return imports.found(f"prime_rl.transports.rollouts.{name}") or module(f"transport.{name}")
 
 
 def has_streams() -> bool:

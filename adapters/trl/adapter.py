@@ -90,7 +90,8 @@ class TrlAdapter(OnAccelerate, InOneRun):
         rollouts = TrlRollouts(batch, job, schedule, rank.index)
         self.enter_world(rank)
         run: type[TrlTraining] = found(f"adapters.trl.{self.training}")
-        return run(job, rollouts, probe_capacity(batch.probe_size + 1), settings)
+        capacity = probe_capacity(batch.probe_size + 1)
+        return run(job, rollouts, capacity, settings, self.classes())
 
 
 class TrlDdpAdapter(TrlAdapter):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
@@ -68,27 +68,29 @@ def quarters(completions: list[Any], reward: list[float | None], **_: Any) -> li
     return [None if one is None else one / 4 for one in reward]
 
 
-class TrlTraining(ABC):
+class TrlTraining:
     """One run of a trainer, with its gradients and logs; subclasses choose the trainer."""
 
-    path: ClassVar[str]
-    """The trainer's module."""
-
-    def __init__(self, job: Job, rollouts: TrlRollouts, capacity: int, settings: Settings) -> None:
+    def __init__(
+        self, job: Job, rollouts: TrlRollouts, capacity: int, settings: Settings, classes: Any
+    ) -> None:
         self.job, self.rollouts, self.capacity = job, rollouts, capacity
+        self.trainer, self.config = classes
         self.watch = Watch()
         with tempfile.TemporaryDirectory(prefix="rl-loss-trl-") as folder, self._replaced():
-            trainer = self.trainer_class()(**self.arguments(self.configured(settings, folder)))
-            self.prepare(trainer)
-            trainer.train()
+            with refusals():
+                configured = self.configured(settings, folder)
+            made = self.trainer_class()(**self.arguments(configured))
+            self.prepare(made)
+            made.train()
 
-    @abstractmethod
     def configured(self, settings: Settings, folder: str) -> Any:
-        """The trainer's configuration, with a folder for output; raises `Refused`."""
+        """The trainer's configuration, with a folder for output."""
+        return self.config(output_dir=folder, **settings)
 
-    @abstractmethod
     def trainer_class(self) -> Any:
         """The trainer, or a subclass that sets values for which the trainer has no argument."""
+        return self.trainer
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """The arguments of the trainer's constructor."""
@@ -130,8 +132,8 @@ class TrlTraining(ABC):
         return [self.watch.logs[index] for index in self.rollouts.schedule.observed]
 
     def _replaced(self) -> AbstractContextManager[object]:
-        stubs = self.stubs()
-        return mock.patch.multiple(module(self.path), **stubs) if stubs else nullcontext()
+        stubs, home = self.stubs(), sys.modules[self.trainer.__module__]
+        return mock.patch.multiple(home, **stubs) if stubs else nullcontext()
 
 
 class GeneratingTraining(TrlTraining):
@@ -186,19 +188,16 @@ def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
 class GrpoTraining(GeneratingTraining):
     """One run of `GRPOTrainer`, which takes rollouts and token advantages from its user."""
 
-    path = "trainer.grpo_trainer"
-
     def configured(self, settings: Settings, folder: str) -> Any:
-        """A `GRPOConfig`; raises `Refused`.
+        """A `GRPOConfig`.
 
         The settings of a job's `Configuration` are typed on the command line or in a configuration
         file, which TRL's parser reads.
         """
+        if self.job.configuration == DEFAULT_CONFIGURATION:
+            return super().configured(settings, folder)
         chosen = {"output_dir": folder, **settings}
-        with refusals():
-            if self.job.configuration == DEFAULT_CONFIGURATION:
-                return module("trainer.grpo_config").GRPOConfig(**chosen)
-            return _parsed(self.job, chosen, Path(folder) / "config.yaml")
+        return _parsed(self.job, chosen, Path(folder) / "config.yaml")
 
     def stubs(self) -> dict[str, Any]:
         """Also replace vLLM's engine, which would receive weights."""
@@ -215,12 +214,12 @@ class GrpoTraining(GeneratingTraining):
 
     def trainer_class(self) -> Any:
         """TRL's trainer, or a subclass that sets given token advantages, which TRL allows."""
-        trainer = module(self.path).GRPOTrainer
         if not gives_advantages(self.job):
-            return trainer
+            return self.trainer
+        trainer: Any = self.trainer
         given = self.given_advantages
 
-        class GrpoTrainerWithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
+        class GrpoTrainerWithAdvantages(trainer):
             def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
                 made: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
                 return made | {"advantages": given(made)}
@@ -276,20 +275,14 @@ class RlooTraining(GeneratingTraining):
     Its logged clip ratio counts samples instead of tokens.
     """
 
-    path = "trainer.rloo_trainer"
-
-    def configured(self, settings: Settings, folder: str) -> Any:
-        """An `RLOOConfig`; raises `Refused`."""
-        with refusals():
-            return module("trainer.rloo_config").RLOOConfig(output_dir=folder, **settings)
-
     def trainer_class(self) -> Any:
         """TRL's trainer with the case's rollouts, and the case's advantages if they are given."""
         generations = map(self.rollouts.generated, count())
         of_tokens = token_table(self.rollouts.batch, self.rollouts.batch.advantages)
         given = gives_advantages(self.job)
+        trainer: Any = self.trainer
 
-        class WithRollouts(module(self.path).RLOOTrainer):  # type: ignore[misc] # loaded when run
+        class WithRollouts(trainer):
             def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
                 self._generation = next(generations)
                 rows = zip(inputs, self._generation["reward"], strict=True)

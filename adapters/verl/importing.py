@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.imports import choices_in, import_from, modules_of, name_classes_as_before
+from adapters.toolkit.imports import (
+    choices_in,
+    found,
+    import_from,
+    modules_of,
+    name_classes_as_before,
+)
 from adapters.toolkit.settings import composed, flattened
 
 if TYPE_CHECKING:
@@ -51,11 +57,7 @@ def import_verl(source: Path | None) -> None:
 
 def has_default_trainer() -> bool:
     """Whether this version has the default trainer; if not, only the legacy one exists."""
-    try:
-        trainer = module("trainer.ppo.v1.trainer_sync").PPOTrainerSync
-    except ModuleNotFoundError:
-        return False
-    return hasattr(trainer, "_step_once")
+    return found("verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._step_once") is not None
 
 
 def name_what_transformers_has_renamed() -> None:
