@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Framework, Job, Layout, Observation, Rank, Unsupported
 from adapters.contract.layout import expanded
-from adapters.contract.tables import read_departures
+from adapters.contract.tables import RecordFile, read_departures
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 
 if TYPE_CHECKING:
@@ -39,20 +39,7 @@ def set_environment(**further: str) -> None:
         os.environ.setdefault(name, value)
 
 
-OF_RUNS: dict[str, Any] = {
-    "use_cpu": True,
-    "bf16": False,
-    "learning_rate": 0.0,
-    "weight_decay": 0.0,
-    "max_grad_norm": 0.0,
-    "logging_steps": 1,
-    "report_to": [],
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "gradient_checkpointing": False,
-    "dataloader_pin_memory": False,
-    "max_steps": lambda job: len(job.steps),
-}
+OF_RUNS = RecordFile("adapters.engines").variant("runs").always
 """Settings of a `Trainer` that all jobs use."""
 
 PREPARED = {"accelerator_config": {"use_configured_state": True}}

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract import Framework, Job, Objective, Settings, Unsupported
+from adapters.contract import Framework, Job, Settings, Unsupported
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.contract.job import FaultInjection
@@ -27,9 +27,8 @@ from adapters.contract.objective import (
     OF_VALUES,
 )
 from adapters.skyrl import importing
-from adapters.skyrl.framework import TYPE_OF_CORRECTION
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
-from adapters.toolkit.calls import refusals
+from adapters.toolkit.calls import nothing, refusals
 from adapters.toolkit.settings import given_values, rollouts_of_prompts, trained_model
 
 if TYPE_CHECKING:
@@ -106,8 +105,7 @@ class Dispatch:
         """Run the worker's optimizer step."""
         return self._workers[model].optim_step()
 
-    def empty_cache(self, model: str | None = None) -> None:
-        """Do nothing: the CPU has no cache."""
+    empty_cache = staticmethod(nothing)  # the CPU has no cache
 
 
 def capacity(probe_size: int) -> int:
@@ -118,21 +116,9 @@ def capacity(probe_size: int) -> int:
 
 
 def configured(framework: Framework, job: Job, of_rank: Settings) -> Any:
-    """SkyRL's configuration of a job and a rank, with the changes of the job's configuration.
-
-    Raises `Unsupported` or `Refused`.
-    """
-    settings, configuration = framework.settings(job), job.configuration
-    if configuration.entropy:
-        settings |= framework.objectives[Objective.ENTROPY]
-    if configuration.kl:
-        settings |= framework.objectives[Objective.KL]
-    if configuration.corrects:
-        settings[TYPE_OF_CORRECTION] = "token"
-    if not configuration.says_mode:
-        del settings["loss_reduction"]
-    config = importing.configured({**settings, **of_rank})
-    if configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
+    """SkyRL's configuration of a job and a rank; raises `Unsupported` or `Refused`."""
+    config = importing.configured({**framework.settings(job), **of_rank})
+    if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
         raise Unsupported("no missing max_seq_len: it is derived from the generated lengths")
     return config
 

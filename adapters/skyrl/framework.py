@@ -17,8 +17,6 @@ from adapters.engines.shells import CPU_AS_CUDA, ONE_BY_ONE, PIPELINE_STAGES
 from adapters.toolkit import settings
 from reference.aggregation import Mode
 
-TYPE_OF_CORRECTION = "off_policy_correction.tis_ratio_type"
-
 
 def batch_size(job: Job) -> int:
     """The number of prompts of a batch of rollouts."""
