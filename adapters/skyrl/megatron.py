@@ -52,7 +52,7 @@ def add_seams() -> None:
     module(WORKER)
 
 
-def precision(job: Job, dtype: str) -> Settings:
+def precision(dtype: str) -> Settings:
     """The dtype of parameters."""
     return {"trainer.bf16": dtype == "bfloat16"}
 
