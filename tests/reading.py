@@ -9,7 +9,6 @@ from pathlib import Path
 
 from adapters.contract import Job, Layout, Observation, Rank
 from adapters.contract.framework import OptionRow
-from adapters.contract.logged import LOGGED
 from adapters.contract.objective import CONSTANTS, Metric, Objective
 from adapters.contract.recipe import (
     Recipe,
@@ -18,6 +17,7 @@ from adapters.contract.recipe import (
     nested_yaml,
     refusals_of_recipes,
 )
+from adapters.contract.recorded import LOGGED
 from adapters.native.adapter import NATIVE, NativeAdapter
 from adapters.native.trainer import Trainer
 from reference.aggregation import Mode

@@ -11,10 +11,11 @@ import numpy as np
 from adapters.areal import importing
 from adapters.areal.framework import AREAL, version_record
 from adapters.areal.importing import module
-from adapters.contract import Adapter, Description, Framework, Job, Objective, Observation, Rank
+from adapters.contract import Framework, Job, Objective, Observation, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Refused, Unsupported
 from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, OF_VALUES
+from adapters.engines.shells import WithRecord
 from adapters.toolkit.calls import refusals, refusals_of_configuration
 from adapters.toolkit.settings import given_values, has_reference
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from reference.arrays import Integers
 
 
-class ArealAdapter(Adapter):
+class ArealAdapter(WithRecord):
     """Drives inclusionAI/AReaL."""
 
     name = "areal"
@@ -41,6 +42,7 @@ class ArealAdapter(Adapter):
     devices = ("cpu",)
     dtypes = ("float32",)
     framework: ClassVar[Framework] = AREAL
+    loaded: ClassVar[Any] = importing
     recipes = "adapters.areal.recipe:read"
     engine_module: ClassVar[str]
     """AReaL's module of the engine."""
@@ -58,18 +60,12 @@ class ArealAdapter(Adapter):
         """Import AReaL's engine and its actor."""
         importing.import_areal(source, self.engine_module)
 
-    def describe(self) -> Description:
-        """Describe AReaL."""
-        return self._record.description(
-            importing.offers, importing.option_names(), importing.default
-        )
-
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch, each by an update of AReaL's engine."""
         set_what_ray_sets(rank)
         from adapters.areal.model import SEAM
 
-        batch, settings = ProbedBatch.of(job), self._record.settings(job)
+        batch, settings = ProbedBatch.of(job), self.record.settings(job)
         SEAM.start(batch)
         with rank.framework():
             with refusals_of_configuration(job):
@@ -91,7 +87,7 @@ class ArealAdapter(Adapter):
         return engine
 
     @cached_property
-    def _record(self) -> Framework:
+    def record(self) -> Framework:
         """The record of the loaded version."""
         return version_record(self.framework, importing.offers)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -43,15 +44,16 @@ class ArealFsdpAdapter(ArealAdapter):
 
     def make(self, config: Any, job: Job, rank: Rank, capacity: int) -> Any:
         """An engine around our model, whose optimizer records the gradient."""
-        from adapters.areal.model import policy
-        from adapters.engines.numbered import critic
-        from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
+        from adapters.areal.model import outputs
+        from adapters.engines.numbered import values
+        from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader, ProbedTransformer
 
         passes = ForwardPasses()
+        model = partial(ProbedTransformer, capacity, passes)
         loaded: dict[str, Any] = {
             "AutoConfig": _loader(lambda: HEADED),
-            "AutoModelForCausalLM": _loader(lambda: policy(capacity, passes)),
-            "AutoModelForTokenClassification": _loader(lambda: critic(capacity, passes)),
+            "AutoModelForCausalLM": _loader(lambda: model(outputs)),
+            "AutoModelForTokenClassification": _loader(lambda: model(values)),
             "load_hf_tokenizer": lambda _: None,
         }
         with mock.patch.multiple(module(self.engine_module), **loaded):
@@ -107,11 +109,11 @@ class StubMbridge:
         import torch
 
         from adapters.areal import model
-        from adapters.engines import megatron_core, router
+        from adapters.engines import experts, megatron_core
         from adapters.toolkit.probe import HEADED
 
         self.config = megatron_core.transformer_config(
-            job.layout, torch.float32, **router.options(job)
+            job.layout, torch.float32, **experts.options(job)
         )
         self.TransformerConfigClass = type(self.config)
         # a copy, because AReaL sets attributes of it

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from adapters.contract import Framework, Job, Settings
-    from reference.arrays import Integers
     from reference.step import Step
 
 
@@ -25,16 +24,14 @@ def budget(job: Job) -> int:
     """A token budget for micro-batches; in `prompt_mean`, all samples of any prompt fit."""
     if job.aggregation.mode is not Mode.PROMPT_MEAN:
         return settings.rank_budget(job)
-    longest = max(int(_tokens_of_prompts(step).max()) for step in job.steps)
+    longest = max(_longest_prompt(step) for step in job.steps)
     return max(settings.rank_budget(job), longest * 5 // 4)
 
 
-def _tokens_of_prompts(step: Step) -> Integers:
-    """The number of tokens of all samples of each prompt."""
-    prompts, prompt = np.unique(step.groups, return_inverse=True)
-    tokens = np.zeros(len(prompts), np.int64)
-    np.add.at(tokens, prompt, step.prompt_lengths + step.response_lengths)
-    return tokens
+def _longest_prompt(step: Step) -> int:
+    """The largest number of tokens of all samples of a prompt."""
+    prompt = np.unique(step.groups, return_inverse=True)[1]
+    return int(np.bincount(prompt, step.prompt_lengths + step.response_lengths).max())
 
 
 def group_size(job: Job) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transformers.modeling_outputs import CausalLMOutput
 
 from adapters.engines import megatron_core
-from adapters.toolkit.probe import ForwardPasses, ProbedTransformer, ProbeSeam
+from adapters.toolkit.probe import ProbeSeam
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,12 +17,7 @@ if TYPE_CHECKING:
 SEAM = ProbeSeam()  # one for the whole process, which runs one job at a time
 
 
-def policy(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
-    """A policy with a vocabulary of one token that holds the probe."""
-    return ProbedTransformer(capacity, passes, _logits)
-
-
-def _logits(input_ids: Tensor, probe: Tensor) -> CausalLMOutput:
+def outputs(input_ids: Tensor, probe: Tensor) -> CausalLMOutput:
     """Logits of 0, [*input_ids, 1]; the probe is in their graph for FSDP2's backward hooks."""
     SEAM.probe = probe
     logits: Any = 0.0 * probe[input_ids].unsqueeze(-1)
@@ -31,7 +26,7 @@ def _logits(input_ids: Tensor, probe: Tensor) -> CausalLMOutput:
 
 def megatron_logits(input_ids: Tensor, probe: Tensor, logit: Tensor) -> Tensor:
     """Logits for a tensor-parallel rank's part of the vocabulary, which may lack the only token."""
-    logits: Any = _logits(input_ids, probe).logits
+    logits: Any = outputs(input_ids, probe).logits
     of_part: Tensor = logits + logit + megatron_core.vocabulary_offset()
     return of_part
 

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 BACKENDS = {"fsdp": "fsdp2", "megatron": "megatron"}
 """The adapter's engine for each name that users type."""
 
+ACTOR = "actor."
+"""The section that is left out in the option names of the record."""
+
 BACKEND = "backend"
 
 TUNING = {"rejection_sampling.metric", "rejection_sampling.agg"}
@@ -38,11 +41,9 @@ def read(adapter: ArealAdapter, typed: recipe.Typed) -> recipe.Recipe:
         allocated = module("api.alloc_mode").ModelAllocation.from_str(config.actor.backend)
     if allocated.backend not in BACKENDS:
         raise recipe.RecipeRefused(f"no adapter drives AReaL with {config.actor.backend}")
-    by_user = dict(_named(parsed))
-    values = dict(_named(OmegaConf.structured(config)))
-    defaults = recipe.extend_defaults(
-        dict(_named(OmegaConf.structured(configs.PPOConfig))), values, by_user
-    )
+    values = flattened(OmegaConf.structured(config), ACTOR)
+    unset = flattened(OmegaConf.structured(configs.PPOConfig), ACTOR)
+    defaults = recipe.extend_defaults(unset, values, flattened(parsed, ACTOR))
     if rejection := config.actor.rejection_sampling:
         of_section = {f"rejection_sampling.{one.name}": one.default for one in fields(rejection)}
         defaults |= {name: of_section[name] for name in TUNING}
@@ -85,9 +86,3 @@ def _as_a_file(typed: recipe.Typed) -> Iterator[Path]:
             OmegaConf.to_yaml(dict(typed.fields or {}))
         )
         yield file
-
-
-def _named(config: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all options by their names in the record; an actor's options have no section."""
-    for path, value in flattened(config).items():
-        yield path.removeprefix("actor."), value

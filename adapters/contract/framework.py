@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from adapters.contract.description import DefaultValue, Description, Statements
 from adapters.contract.job import Defaults, Depth, Job, Unsupported
 from adapters.contract.layout import Layout, Option
-from adapters.contract.logged import LOGGED
 from adapters.contract.objective import OF_ROLLOUTS, OFF_POLICY, Metric, Objective
+from adapters.contract.recorded import LOGGED
 from reference.aggregation import Mode
 
 if TYPE_CHECKING:
     from adapters.contract.description import Convention, Documented
-    from adapters.contract.job import Configuration, FaultInjection, Setting
+    from adapters.contract.job import FaultInjection, Setting
     from reference.aggregation import Aggregation
 
 Settings = Mapping[str, Any]
@@ -216,12 +216,13 @@ class Framework(Statements):
         """
         merged = dict(self.always)
         of_rejection = self.objectives.get(Objective.REJECTION, {}) if job.rejects else {}
+        configured = job.configuration.settings
         for chosen in (
             self._mode_settings(job),
             *self._layout_settings(job.layout),
             of_rejection,
             self.objectives.get(job.objective, {}),
-            *self._configuration_settings(job.configuration),
+            *(one.settings for what, one in self.configurations.items() if what in configured),
             self._default_settings(job),
         ):
             merged |= chosen
@@ -244,10 +245,6 @@ class Framework(Statements):
         if isinstance(cut, str) and f"mb{cut}" not in cuts:
             raise Unsupported(f"no micro-batches by {cut}")
         return [chosen for parts, chosen in by_parts if parts & parts_of(layout)]
-
-    def _configuration_settings(self, configuration: Configuration) -> list[Settings]:
-        asked = configuration.settings
-        return [one.settings for what, one in self.configurations.items() if what in asked]
 
     def _default_settings(self, job: Job) -> Settings:
         if job.defaults is None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
+from adapters.contract import objective
 from adapters.contract.description import (
     Assumed,
     Convention,
@@ -27,15 +28,7 @@ from adapters.contract.description import (
 from adapters.contract.framework import Configurable, Framework, OptionRow, Settings
 from adapters.contract.job import FaultInjection, Setting
 from adapters.contract.layout import expanded
-from adapters.contract.objective import (
-    ADVANTAGE_CONSTANTS,
-    CONSTANTS,
-    ENTROPY_COEFFICIENT,
-    KL_COEFFICIENT,
-    ROUTER_COEFFICIENT,
-    Metric,
-    Objective,
-)
+from adapters.contract.objective import Metric, Objective
 from adapters.contract.recipe import flat
 from reference.aggregation import Conventions, Mode
 
@@ -43,11 +36,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 _CONSTANTS: dict[str, Any] = {
-    **asdict(CONSTANTS),
-    **asdict(ADVANTAGE_CONSTANTS),
-    "entropy_coefficient": ENTROPY_COEFFICIENT,
-    "kl_coefficient": KL_COEFFICIENT,
-    "router_coefficient": ROUTER_COEFFICIENT,
+    **asdict(objective.CONSTANTS),
+    **asdict(objective.ADVANTAGE_CONSTANTS),
+    "entropy_coefficient": objective.ENTROPY_COEFFICIENT,
+    "kl_coefficient": objective.KL_COEFFICIENT,
+    "router_coefficient": objective.ROUTER_COEFFICIENT,
     "none": None,
     "steps": lambda job: len(job.steps),
     "samples": lambda job: sum(step.size for step in job.steps),
@@ -140,10 +133,6 @@ class RecordFile:
         """The record of an engine or a version: the file's additions to ``base``, if given."""
         own = self._tables.variants[name]
         return _extended(base or _NOTHING, own, self._reader, departures)
-
-    def settings(self, shared: str) -> Settings:
-        """Shared settings by their name."""
-        return self._reader.settings(shared)
 
 
 def read_options(package: str, table: str = "options") -> tuple[OptionRow, ...]:

@@ -1,64 +1,16 @@
-"""Hugging Face Accelerate, and transformers' `Trainer` on it.
-
-Accelerate reads the world from environment variables and keeps it for the process; each `Trainer`
-makes its own `Accelerator`, which uses that state.
-"""
+"""The gradients and logs of transformers' `Trainer` on Hugging Face Accelerate."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any
 
 from transformers import PrinterCallback, TrainerCallback
 
-from adapters.contract import Rank, Unsupported
 from adapters.toolkit.probe import GradientReader
 
 if TYPE_CHECKING:
     from adapters.toolkit.probe import Records
     from reference.arrays import Gradient
-
-LOCAL_RANK = "LOCAL_RANK"
-USES_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
-"""The environment variable that Accelerate sets once DeepSpeed is configured."""
-
-RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-"""Variables that Accelerate requires; no process connects, as the world exists already."""
-
-
-def enter_world(rank: Rank) -> None:
-    """Let the next `Accelerator` find the world of a rank, without state of earlier jobs."""
-    leave_world()
-    for name, value in RENDEZVOUS.items():
-        os.environ.setdefault(name, value)
-    if rank.device == "cpu":
-        os.environ.pop(LOCAL_RANK, None)  # Accelerate sets it if a world has several CPUs
-
-
-def name_engine(name: str) -> None:
-    """Enable an engine, by its name, on CPUs, although Accelerate allows it only on GPUs."""
-    from accelerate.state import PartialState
-    from accelerate.utils import DistributedType
-
-    PartialState(cpu=True).distributed_type = DistributedType(name)
-
-
-def require_engine(name: str) -> None:
-    """Raise `Unsupported` unless the latest `Accelerator` ran the engine of this name."""
-    from accelerate.state import AcceleratorState
-
-    ran = AcceleratorState().distributed_type.value
-    if ran != name:
-        raise Unsupported(f"Accelerate ran {ran} instead of {name}")
-
-
-def leave_world() -> None:
-    """Forget the world, and the gradients and data loaders of its last job."""
-    from accelerate.state import AcceleratorState, GradientState
-
-    os.environ.pop(USES_DEEPSPEED, None)
-    AcceleratorState._reset_state(reset_partial_state=True)
-    GradientState._reset_state()
 
 
 class Watch(TrainerCallback):

@@ -49,11 +49,6 @@ class Schedule:
         return self.steps * self.micro_batches // self.per_generation
 
     @property
-    def optimizer_steps(self) -> int:
-        """The number of optimizer steps over all iterations."""
-        return self.steps * self.iterations
-
-    @property
     def observed(self) -> list[int]:
         """For each step of the job, the last optimizer step that trains it."""
         together = max(self.per_generation // self.micro_batches, 1)

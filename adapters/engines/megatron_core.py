@@ -20,9 +20,9 @@ import torch.distributed as dist
 from torch import nn
 
 from adapters.contract import Depth, Layout, Option, Rank, Unsupported
-from adapters.engines.experts import Experts, ranks_that_share
-from adapters.engines.router import RouterLosses, forget_logs
+from adapters.engines.experts import Experts, RouterLosses, forget_logs, ranks_that_share
 from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit.calls import nothing
 from adapters.toolkit.probe import ForwardPasses, Records, as_array, selected
 
 if TYPE_CHECKING:
@@ -345,8 +345,7 @@ class ReadingOptimizer:
         """Return the loss unscaled, as in full precision."""
         return loss
 
-    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: the framework zeroes the model's buffers."""
+    zero_grad = staticmethod(nothing)  # the framework zeroes the model's buffers
 
     def step(self) -> tuple[bool, float, int]:
         """Read the gradient; return success, gradient norm and number of zeros."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
 
-from adapters.toolkit.probe import ForwardPasses, ProbedTransformer, ProbeSeam
+from adapters.toolkit.probe import ProbeSeam
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,18 +35,8 @@ class NumberedSeam(ProbeSeam):
 SEAM = NumberedSeam()  # the only instance of this process, which runs one job at a time
 
 
-def policy(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
-    """A policy with a vocabulary of one token that holds the probe."""
-    return ProbedTransformer(capacity, passes, outputs)
-
-
-def critic(capacity: int, passes: ForwardPasses) -> ProbedTransformer:
-    """A critic that holds the probe: its values are the next tokens' entries."""
-    return ProbedTransformer(capacity, passes, values)
-
-
 def values(input_ids: torch.Tensor, probe: torch.Tensor) -> TokenClassifierOutput:
-    """Values as logits of one class, for any number of rows: [*input_ids, 1]."""
+    """A critic's values as logits of one class: the next tokens' entries, [*input_ids, 1]."""
     of_tokens: Any = probe[input_ids + 1].unsqueeze(-1)
     return TokenClassifierOutput(logits=of_tokens)
 

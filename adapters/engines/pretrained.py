@@ -104,14 +104,13 @@ def policy(batch: ProbedBatch, log_probs: Sequence[NDArray[Any]], capacity: int)
     return model
 
 
-def tokenizer(capacity: int) -> Any:
-    """A tokenizer whose words are the token ids."""
+def tokenizer(words: dict[str, int], end: str = "<pad>") -> Any:
+    """A tokenizer of words with these ids; other ids are decoded to nothing."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
     from transformers import PreTrainedTokenizerFast
 
-    words = {"<pad>": PADDING_ID, **{str(number): number for number in range(1, capacity)}}
-    made = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    made = Tokenizer(WordLevel({"<pad>": PADDING_ID, **words}, unk_token="<pad>"))
     made.pre_tokenizer = WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<pad>")
+    return PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token=end)

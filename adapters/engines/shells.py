@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Adapter, Framework, Job, Metric, Observation, Option, Rank, Settings
+from adapters.contract import Adapter, Framework, Job, Observation, Option, Rank, Settings
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
 from adapters.contract.tables import read_departures, read_options
@@ -13,7 +13,12 @@ from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.worlds import observation, set_what_ray_sets
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
+
+    from adapters.contract import Convention, Description, Metric
+
+    Reported = dict[Metric, tuple[float | None, ...]]
 
 NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE = read_departures(
     "adapters.engines", "steps"
@@ -42,30 +47,50 @@ STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}
 """Options that choose a stage of DeepSpeed's ZeRO other than the default."""
 
 
-class InOneRun(Adapter):
-    """An adapter of a framework that trains all steps of a batch in one run."""
+class WithRecord(Adapter):
+    """An adapter whose framework has a record, which may depend on the loaded version."""
 
     framework: ClassVar[Framework]
-    devices = ("cpu",)
-    dtypes = ("float32",)
+    loaded: ClassVar[Any] = None
+    """The module with ``offers``, ``option_names`` and ``default`` of the loaded version."""
 
     @property
     def record(self) -> Framework:
         """The record of the loaded version."""
         return self.framework
 
+    def describe(self) -> Description:
+        """Describe the loaded version by its options."""
+        loaded = self.loaded
+        return self.record.description(loaded.offers, loaded.option_names(), loaded.default)
+
+
+class InOneRun(WithRecord):
+    """An adapter of a framework that trains all steps of a batch in one run."""
+
+    devices = ("cpu",)
+    dtypes = ("float32",)
+
+    def declared(self) -> Mapping[str, Convention]:
+        """The conventions that the loaded version's modes leave open."""
+        return self.framework.conventions
+
+    def settings(self, job: Job) -> dict[str, Any]:
+        """The settings of a job; raises `Unsupported`."""
+        return self.record.settings(job)
+
     @abstractmethod
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """Run all steps; returns ``gradients`` and ``logs`` of steps, and forward ``passes``."""
 
-    def reported(self, job: Job, done: Any) -> dict[Metric, tuple[float | None, ...]]:
+    def reported(self, job: Job, done: Any) -> Reported:
         """The metrics of a finished run's steps."""
         return self.framework.reported(done.logs[: len(job.steps)])
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch."""
-        batch = ProbedBatch.of(job, conventions_of(self.framework.conventions))
-        settings = self.record.settings(job)
+        batch = ProbedBatch.of(job, conventions_of(self.declared()))
+        settings = self.settings(job)
         set_what_ray_sets(rank)
         with rank.framework(), refusals_of_configuration(job):
             done = self.run(job, rank, batch, settings)

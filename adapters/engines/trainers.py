@@ -1,5 +1,8 @@
 """Base classes of adapters of trainers on Hugging Face Accelerate, without importing Accelerate.
 
+Accelerate reads the world from environment variables and keeps it for the process; each `Trainer`
+makes its own `Accelerator`, which uses that state.
+
 This module also has the settings of transformers' `Trainer` that do not affect token weights, and
 the settings by which a user chooses the engines FSDP2 and DeepSpeed.
 """
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Framework, Job, Layout, Observation, Rank, Unsupported
 from adapters.contract.layout import expanded
-from adapters.contract.tables import read_departures
+from adapters.contract.tables import RecordFile, read_departures
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 
 if TYPE_CHECKING:
@@ -36,20 +39,7 @@ def set_environment(**further: str) -> None:
         os.environ.setdefault(name, value)
 
 
-OF_RUNS: dict[str, Any] = {
-    "use_cpu": True,
-    "bf16": False,
-    "learning_rate": 0.0,
-    "weight_decay": 0.0,
-    "max_grad_norm": 0.0,
-    "logging_steps": 1,
-    "report_to": [],
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "gradient_checkpointing": False,
-    "dataloader_pin_memory": False,
-    "max_steps": lambda job: len(job.steps),
-}
+OF_RUNS = RecordFile("adapters.engines").variant("runs").always
 """Settings of a `Trainer` that all jobs use."""
 
 PREPARED = {"accelerator_config": {"use_configured_state": True}}
@@ -101,20 +91,59 @@ def zero_record(record: Framework) -> Framework:
     )
 
 
+LOCAL_RANK = "LOCAL_RANK"
+USES_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
+"""The environment variable that Accelerate sets once DeepSpeed is configured."""
+
+RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+"""Variables that Accelerate requires; no process connects, as the world exists already."""
+
+
+def enter_world(rank: Rank) -> None:
+    """Let the next `Accelerator` find the world of a rank, without state of earlier jobs."""
+    leave_world()
+    for name, value in RENDEZVOUS.items():
+        os.environ.setdefault(name, value)
+    if rank.device == "cpu":
+        os.environ.pop(LOCAL_RANK, None)  # Accelerate sets it if a world has several CPUs
+
+
+def name_engine(name: str) -> None:
+    """Enable an engine, by its name, on CPUs, although Accelerate allows it only on GPUs."""
+    from accelerate.state import PartialState
+    from accelerate.utils import DistributedType
+
+    PartialState(cpu=True).distributed_type = DistributedType(name)
+
+
+def require_engine(name: str) -> None:
+    """Raise `Unsupported` unless the latest `Accelerator` ran the engine of this name."""
+    from accelerate.state import AcceleratorState
+
+    ran = AcceleratorState().distributed_type.value
+    if ran != name:
+        raise Unsupported(f"Accelerate ran {ran} instead of {name}")
+
+
+def leave_world() -> None:
+    """Forget the world, and the gradients and data loaders of its last job."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    os.environ.pop(USES_DEEPSPEED, None)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
 class OnAccelerate(Adapter):
     """An adapter of a trainer on Accelerate."""
 
     def enter_world(self, rank: Rank) -> None:
         """Make the next trainer find this rank's world."""
-        from adapters.engines import accelerate
-
-        accelerate.enter_world(rank)
+        enter_world(rank)
 
     def leave_world(self) -> None:
         """Reset the state that Accelerate keeps of the world."""
-        from adapters.engines import accelerate
-
-        accelerate.leave_world()
+        leave_world()
 
 
 class OnPreparedEngine(OnAccelerate):
@@ -125,10 +154,8 @@ class OnPreparedEngine(OnAccelerate):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps; raises `Unsupported` if another engine ran."""
-        from adapters.engines import accelerate
-
         observed = super().observe(job, rank)  # type: ignore[safe-super]
-        accelerate.require_engine(self.of_accelerate)
+        require_engine(self.of_accelerate)
         return observed
 
 
@@ -145,13 +172,11 @@ class OnFsdp2(OnPreparedEngine):
 
     def enter_world(self, rank: Rank) -> None:
         """Make Accelerate shard the model on CPUs too; raises `Unsupported` on one rank."""
-        from adapters.engines import accelerate
-
         if rank.world_size == 1:
             raise Unsupported("transformers shards a model only in distributed training")
         super().enter_world(rank)
         if rank.device == "cpu":
-            accelerate.name_engine("MULTI_GPU")
+            name_engine("MULTI_GPU")
 
 
 class OnDeepspeed(OnPreparedEngine):
@@ -174,12 +199,12 @@ class OnDeepspeed(OnPreparedEngine):
 
     def enter_world(self, rank: Rank) -> None:
         """Make Accelerate use DeepSpeed on CPUs, and set the local rank, which DeepSpeed reads."""
-        from adapters.engines import accelerate, deepspeed
+        from adapters.engines import deepspeed
 
         super().enter_world(rank)
         deepspeed.forget_engines()
-        accelerate.name_engine("DEEPSPEED")
-        os.environ[accelerate.LOCAL_RANK] = str(rank.index)
+        name_engine("DEEPSPEED")
+        os.environ[LOCAL_RANK] = str(rank.index)
 
     def leave_world(self) -> None:
         """Also drop the process groups that DeepSpeed caches."""

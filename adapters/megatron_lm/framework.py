@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from adapters.contract import Job, Unsupported
 from adapters.contract.tables import RecordFile
-from adapters.engines import router
-from adapters.engines.experts import SHARED
+from adapters.engines.experts import SHARED, TYPED
 from adapters.engines.shells import (
     CPU_AS_CUDA,
     NOTHING_LEARNED,
@@ -96,7 +95,7 @@ def averages(job: Job) -> bool:
     return True
 
 
-_FILE = RecordFile("adapters.megatron_lm", settings, globals(), experts=SHARED, router=router.TYPED)
+_FILE = RecordFile("adapters.megatron_lm", settings, globals(), experts=SHARED, router=TYPED)
 
 MEGATRON_LM = _FILE.record(NOTHING_LEARNED, ZEROED, CPU_AS_CUDA, PIPELINE_STAGES, ONE_BY_ONE)
 

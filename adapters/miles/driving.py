@@ -7,15 +7,15 @@ from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Assumed, Depth, Documented, Job, Layout, LogEntry, Objective
-from adapters.miles.framework import LOG_PROBS, LOSSES, TRAIN_DATA
+from adapters.miles.framework import CORRECTIONS, KEEPERS, LOG_PROBS, LOSSES, TRAIN_DATA
 from adapters.slime_family import driving, importing, user_code
 from adapters.slime_family.adapter import (
     OF_TRAINED_TOKENS,
+    LineageAdapter,
     conventions,
-    missing_critic,
     sample_unit,
 )
 from adapters.slime_family.driving import LOG, OBJECT_STORE
@@ -28,7 +28,6 @@ from reference.aggregation import Aggregation, Compared, Mode
 from reference.step import Sample, Step
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Mapping, Sequence
 
     from adapters.contract.batch.probed_batch import ProbedBatch
@@ -80,20 +79,6 @@ ALONE = Job(
 """The job that miles is configured for to aggregate log entries."""
 
 
-def rollout_field() -> str | None:
-    """The field of a sample object that names its rollout; None in versions without rollouts."""
-    known = inspect.signature(module("utils.types").Sample).parameters
-    return "rollout_id" if "rollout_id" in known else None
-
-
-def validate(args: Any, layout: Layout) -> None:
-    """Run miles' own validation for training without rollouts."""
-    args.debug_train_only, args.world_size, args.rank = True, layout.world_size, 0
-    args.actor_num_gpus_per_node = layout.world_size
-    args.compress_ratios = None
-    module("utils.arguments").miles_validate_args(args)
-
-
 def share(state: Any) -> None:
     """Set miles' global parallel state; older versions pass the state to each function."""
     CpUtils.state = state
@@ -102,74 +87,84 @@ def share(state: Any) -> None:
         setter(state)
 
 
-def references(
-    args: Any, job: Job, batch: ProbedBatch, *, train_parallel_config: dict[str, int]
-) -> Any:
-    """References to the ranks' data; given all parallel sizes, miles also makes micro-batches."""
-    if not _compares_rollouts():
-        require_prompts_together(job, TOGETHER)
-    conversion, sample = found(f"miles.{TRAIN_DATA}"), module("utils.types").Sample
-    if conversion is None:  # in versions before June 2026
-        manager = found(f"miles.{driving.MANAGER}")
-        return driving.references_of_manager(manager, args, job, batch, sample, rollout_field())
-    convert = partial(
-        call_supported,
-        conversion.convert_samples_to_train_data,
-        metadata={},
-        custom_convert_samples_to_train_data_func=None,
-        custom_reward_post_process_func=None,
-    )
-    sent = driving.samples(args, batch, sample, rollout_field())
-    data = convert(
-        args,
-        user_code.samples_to_convert(sent, job),
-        custom_convert_samples_to_train_data_func=user_code.conversion(job, convert),
-    )
-    return call_supported(
-        conversion.split_train_data_by_dp,
-        args,
-        data,
-        dp_size=train_parallel_config["dp_size"],
-        train_parallel_config=train_parallel_config,
-    )
-
-
 TESTS = "tests/fast/backends/training_utils"
 
 
-def declared(
-    parser: argparse.ArgumentParser, unit: Convention | None = None
-) -> dict[str, Convention]:
-    """miles' conventions; a rank has whole prompt groups if the rollout side distributes groups.
+class MilesAdapter(LineageAdapter):
+    """Drives radixark/miles on any engine."""
 
-    The version decides the sample unit, unless the engine counts something else.
-    """
-    of_version = sample_unit(rollout_field(), f"{TESTS}/test_rollout_mask_sums.py")
-    partitions = found(f"miles.{TRAIN_DATA}:_prompt_group_partitions")
-    of_values = f"{TESTS}/test_ppo_gae_masks.py"
-    return {
-        **conventions(parser, of_version, unit),
-        "whole_groups": Assumed(partitions is not None),
-        "compared": Assumed(Compared.LONGEST_SAMPLES),
-        **({"of_values": Documented(OF_TRAINED_TOKENS, of_values)} if _has(of_values) else {}),
-    }
+    name = "miles"
+    package = "miles"
+    versions = "commits since 12 January 2026"
+    tree = ("miles",)
+    losses, corrections, keepers = LOSSES, CORRECTIONS, KEEPERS
+    unit: ClassVar[Convention | None] = None
+    """The sample unit of an engine that does not count what the version's rollout side counts."""
+
+    def rollout_field(self) -> str | None:
+        """The field of a sample object that names its rollout; None without rollouts."""
+        known = inspect.signature(module("utils.types").Sample).parameters
+        return "rollout_id" if "rollout_id" in known else None
+
+    def validated(self, args: Any, layout: Layout) -> None:
+        """Run miles' own validation for training without rollouts."""
+        args.debug_train_only, args.world_size, args.rank = True, layout.world_size, 0
+        args.actor_num_gpus_per_node = layout.world_size
+        args.compress_ratios = None
+        module("utils.arguments").miles_validate_args(args)
+
+    def missing(self) -> set[Objective]:
+        """The objectives that miles does not support, although it has their options."""
+        validation = inspect.getsource(module("utils.arguments").miles_validate_args)
+        declared = "does not support reward-level KL" in validation
+        return super().missing() | ({Objective.PENALISED_GAE} if declared else set())
+
+    def declared(self) -> Mapping[str, Convention]:
+        """miles' conventions; a rank has whole prompt groups if the rollout side says so."""
+        of_version = sample_unit(self.rollout_field(), f"{TESTS}/test_rollout_mask_sums.py")
+        partitions = self.found(f"{TRAIN_DATA}:_prompt_group_partitions")
+        of_values = f"{TESTS}/test_ppo_gae_masks.py"
+        return {
+            **conventions(self.parser, of_version, self.unit),
+            "whole_groups": Assumed(partitions is not None),
+            "compared": Assumed(Compared.LONGEST_SAMPLES),
+            **({"of_values": Documented(OF_TRAINED_TOKENS, of_values)} if _has(of_values) else {}),
+        }
+
+    def shares(self, args: Any, job: Job, batch: ProbedBatch, sizes: dict[str, int]) -> Any:
+        """References to the ranks' data; given all parallel ``sizes``, miles also cuts the data."""
+        # Newer versions compare rewards over rollouts, grouped by the prompt named in samples.
+        if self.found(f"{TRAIN_DATA}:_normalize_rewards_by_rollout") is None:
+            require_prompts_together(job, TOGETHER)
+        conversion, sample = self.found(TRAIN_DATA), module("utils.types").Sample
+        field = self.rollout_field()
+        if conversion is None:  # in versions before June 2026
+            manager = self.found(driving.MANAGER)
+            return driving.references_of_manager(manager, args, job, batch, sample, field)
+        convert = partial(
+            call_supported,
+            conversion.convert_samples_to_train_data,
+            metadata={},
+            custom_convert_samples_to_train_data_func=None,
+            custom_reward_post_process_func=None,
+        )
+        data = convert(
+            args,
+            user_code.samples_to_convert(driving.samples(args, batch, sample, field), job),
+            custom_convert_samples_to_train_data_func=user_code.conversion(job, convert),
+        )
+        return call_supported(
+            conversion.split_train_data_by_dp,
+            args,
+            data,
+            dp_size=sizes["dp_size"],
+            train_parallel_config=sizes,
+        )
 
 
 def _has(document: str) -> bool:
     """Whether the loaded version's repository has a file."""
     return (Path(module("utils.types").__file__).parents[2] / document).exists()
-
-
-def _compares_rollouts() -> bool:
-    """Whether rewards are compared over rollouts, grouped by the prompt named in samples."""
-    return found(f"miles.{TRAIN_DATA}:_normalize_rewards_by_rollout") is not None
-
-
-def missing() -> set[Objective]:
-    """The objectives that miles does not support, although it has their options."""
-    validation = inspect.getsource(module("utils.arguments").miles_validate_args)
-    declared = "does not support reward-level KL" in validation
-    return missing_critic(module(*LOSSES)) | ({Objective.PENALISED_GAE} if declared else set())
 
 
 def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:

@@ -13,22 +13,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.contract import Assumed, Convention, Framework, Layout, LogEntry, Option, Rank
+from adapters.contract import Assumed, Framework, Layout, LogEntry, Option, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Depth, Job, Observation, PendingReduction, Refused, Unsupported
 from adapters.miles import driving
-from adapters.miles.driving import engine, import_miles, module
-from adapters.miles.framework import (
-    CORRECTIONS,
-    FSDP,
-    KEEPERS,
-    LOG_PROBS,
-    LOSSES,
-    MEGATRON,
-    ci_record,
-)
+from adapters.miles.driving import MilesAdapter, engine, import_miles, module
+from adapters.miles.framework import FSDP, LOG_PROBS, MEGATRON, ci_record
 from adapters.slime_family import importing
-from adapters.slime_family.adapter import LineageAdapter
 from adapters.slime_family.driving import (
     LOG,
     OBJECT_STORE,
@@ -48,23 +39,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from adapters.miles.model import FsdpPolicy
-
-
-class MilesAdapter(LineageAdapter):
-    """Drives radixark/miles on any engine."""
-
-    name = "miles"
-    package = "miles"
-    versions = "commits since 12 January 2026"
-    tree = ("miles",)
-    losses, corrections = LOSSES, CORRECTIONS
-    keepers = KEEPERS
-    rollout_field = staticmethod(driving.rollout_field)
-    missing = staticmethod(driving.missing)
-
-    def validated(self, args: Any, layout: Layout) -> None:
-        """Run miles' own validation for training without rollouts."""
-        driving.validate(args, layout)
 
 
 class MilesMegatronAdapter(MilesAdapter, MegatronAdapter):
@@ -96,8 +70,7 @@ class MilesMegatronAdapter(MilesAdapter, MegatronAdapter):
 
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:
         """References to the ranks' data, made by miles' rollout side."""
-        told = train_parallel_config(job.layout)
-        return driving.references(args, job, batch, train_parallel_config=told)
+        return self.shares(args, job, batch, train_parallel_config(job.layout))
 
     @contextmanager
     def replaying(self, routers: Sequence[Any], choose: Callable[..., Any]) -> Iterator[None]:
@@ -111,10 +84,6 @@ class MilesMegatronAdapter(MilesAdapter, MegatronAdapter):
                 router.compute_topk = manager.get_topk_fn(choose, return_probs=True)
                 manager.register_to_module(router, "routing_replay")
             yield
-
-    def declared(self) -> Mapping[str, Convention]:
-        """miles' conventions."""
-        return driving.declared(self.parser)
 
     def aggregate(self, entries: Sequence[LogEntry], rank: Rank) -> Mapping[str, float]:
         """Make a log with miles configured for one rank."""
@@ -148,6 +117,7 @@ class MilesFsdpAdapter(MilesAdapter):
     engine = "fsdp"
     framework = FSDP
     depths = frozenset({Depth.LOSS, Depth.STEP})
+    unit = Assumed(SampleUnit.SAMPLE)
 
     def load(self, source: Path | None) -> None:
         """Import miles and add the probe to its log-probabilities."""
@@ -161,10 +131,6 @@ class MilesFsdpAdapter(MilesAdapter):
     def bare_parser(self) -> argparse.ArgumentParser:
         """A parser without further options: miles' own parser has all options."""
         return argparse.ArgumentParser()
-
-    def declared(self) -> Mapping[str, Convention]:
-        """miles' conventions; unlike the Megatron engine, this engine counts samples."""
-        return driving.declared(self.parser, Assumed(SampleUnit.SAMPLE))
 
     @cached_property
     def record(self) -> Framework:
@@ -188,8 +154,7 @@ class MilesFsdpAdapter(MilesAdapter):
             trained = model.cached_policy(args, job, batch.probe_size, rank)
             with refusals():
                 # Without further sizes, the rollout side leaves the cut into steps to the engine.
-                told = {"dp_size": job.layout.dp}
-                references = driving.references(args, job, batch, train_parallel_config=told)
+                references = self.shares(args, job, batch, {"dp_size": job.layout.dp})
             actors = engine("actor")
             replace_advantages(actors, job, batch)
             call_supported(_actor(args, trained).train, 0, references, witness_info=None, attempt=0)

@@ -151,7 +151,7 @@ def template(capacity: int, folder: str, **options: Any) -> Any:
     code = found("swift.template")
     registered = code.TemplateMeta(TYPE, prefix=[], prompt=["{{QUERY}} "], chat_sep=[], suffix=[])
     code.register_template(registered, exist_ok=True)
-    processor = tokenizer(capacity)
+    processor = tokenizer({str(number): number for number in range(1, capacity)})
     processor.model_meta = found("swift.model:ModelMeta")(TYPE, [], template=TYPE)
     of_model = {"torch_dtype": torch.float32, "task_type": "causal_lm", "config": ProbeConfig()}
     processor.model_info = found("swift.model.model_meta:ModelInfo")(

@@ -127,12 +127,12 @@ class MsSwiftMegatronAdapter(OnMegatron, MsSwiftAdapter):
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
         """One run of the trainer in the layout's process groups, over which Accelerate gathers."""
-        from adapters.engines import accelerate, megatron_core
+        from adapters.engines import megatron_core
         from adapters.ms_swift.driving import MsSwiftRollouts
         from adapters.ms_swift.megatron import MsSwiftMegatronTraining
 
-        accelerate.enter_world(rank)
-        accelerate.name_engine("MULTI_CPU" if rank.world_size > 1 else "NO")
+        trainers.enter_world(rank)
+        trainers.name_engine("MULTI_CPU" if rank.world_size > 1 else "NO")
         megatron_core.join_grid(job.layout, rank)
         rollouts = MsSwiftRollouts(batch, job, schedule_of(job), rank.index, together=job.layout.cp)
         return MsSwiftMegatronTraining(rollouts, settings, rank)

@@ -59,14 +59,11 @@ def covariances(tokens: ActiveTokens) -> torch.Tensor:
     return distances * (tokens.log_probs - tokens.log_probs.mean())
 
 
-def between_bounds(values: torch.Tensor) -> torch.Tensor:
-    """Whether covariances are within the bounds in which clip-cov clips tokens."""
-    return (values > CONSTANTS.covariance_low) & (values < CONSTANTS.covariance_high)
-
-
 def unclipped(tokens: ActiveTokens) -> torch.Tensor:
     """0 for the tokens that clip-cov clips, 1 for others."""
-    return (~between_bounds(covariances(tokens))).to(tokens.advantages.dtype)
+    found = covariances(tokens)
+    clipped = (found > CONSTANTS.covariance_low) & (found < CONSTANTS.covariance_high)
+    return (~clipped).to(tokens.advantages.dtype)
 
 
 def penalised(tokens: ActiveTokens) -> torch.Tensor:

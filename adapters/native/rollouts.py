@@ -14,14 +14,8 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from adapters.contract.objective import (
-    ADVANTAGE_CONSTANTS,
-    KL_COEFFICIENT,
-    OF_GROUPS,
-    OF_VALUES,
-    Metric,
-    Objective,
-)
+from adapters.contract import objective
+from adapters.contract.objective import Metric, Objective
 from adapters.toolkit.settings import response_limit
 from reference.advantages import VARIANCE_EPSILON
 from reference.aggregation import STD_EPSILON
@@ -40,7 +34,7 @@ WHITENED = (
     Objective.GROUP_WHITENED,
     Objective.REINFORCE_PP,
     Objective.REINFORCE_PP_BASELINE,
-    *OF_VALUES,
+    *objective.OF_VALUES,
 )
 """Estimators whose advantages are whitened over a batch."""
 
@@ -65,9 +59,9 @@ class NativeEstimator(RankSums):
         super().__init__(job)
         self.objective = job.objective
         self.distils = job.configuration.distils or self.objective is Objective.DISTILLED
-        self.constants = ADVANTAGE_CONSTANTS
+        self.constants = objective.ADVANTAGE_CONSTANTS
         if job.objective is Objective.GAE:
-            self.constants = replace(ADVANTAGE_CONSTANTS, penalty=0.0)
+            self.constants = replace(objective.ADVANTAGE_CONSTANTS, penalty=0.0)
         self.limit = response_limit(job)
 
     def estimate(
@@ -93,11 +87,11 @@ class NativeEstimator(RankSums):
     def distilled(self, advantages: torch.Tensor, sample: SampleTensors) -> torch.Tensor:
         """Advantages minus the scaled divergence of the old policy from a teacher."""
         divergences = sample.old_log_probs - sample.teacher_log_probs
-        return advantages - KL_COEFFICIENT * divergences
+        return advantages - objective.KL_COEFFICIENT * divergences
 
     def raw(self, sample: SampleTensors, siblings: list[SampleTensors]) -> torch.Tensor:
         """The advantages of a sample before whitening: [prompt + response]."""
-        if self.objective in OF_GROUPS:
+        if self.objective in objective.OF_GROUPS:
             return self.group_advantage(sample, siblings)
         if self.objective is Objective.REINFORCE_PP:
             return self.discounted(self.token_rewards(sample), self.constants.discount)

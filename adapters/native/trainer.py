@@ -16,23 +16,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from adapters.contract import Depth, Job, Metric, Objective
+from adapters.contract import Depth, Job, Metric, Objective, objective
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.job import REDUCER_DIVISOR
-from adapters.contract.objective import (
-    CONSTANTS,
-    ENTROPY_COEFFICIENT,
-    FROM_REWARDS,
-    KL_COEFFICIENT,
-    OF_CRITIC,
-    OF_ROLLOUTS,
-    OF_SEQUENCES,
-    OF_TERMS,
-    ROUTER_COEFFICIENT,
-    VALUE_COEFFICIENT,
-    Z_COEFFICIENT,
-)
 from adapters.native.corrections import assign_corrections
 from adapters.native.losses import OTHER_LOSSES, POLICY_LOSSES, ppo
 from adapters.native.losses import value as squared_errors
@@ -62,7 +49,7 @@ class Trainer:
         self.dp_rank, self.cp_rank = divmod(rank % job.layout.ranks_per_stage, job.layout.cp)
         self.passes = ForwardPasses()
         self.slices: Any = None
-        if job.objective in OF_SEQUENCES and job.layout.cp > 1:
+        if job.objective in objective.OF_SEQUENCES and job.layout.cp > 1:
             self.slices, _ = dist.new_subgroups(job.layout.cp)
 
     def assign_advantages(self, steps: list[list[SampleTensors]]) -> list[list[SampleTensors]]:
@@ -70,7 +57,7 @@ class Trainer:
 
         From here on, all outputs of other models are constants.
         """
-        if self.objective in FROM_REWARDS:
+        if self.objective in objective.FROM_REWARDS:
             held = map(self.whitened_ids, self.held(steps))
             steps = self.estimator(self.job).estimate(steps, torch.cat([torch.arange(0), *held]))
         return [[self.constant(sample) for sample in step] for step in steps]
@@ -81,7 +68,7 @@ class Trainer:
 
     def log_of_rollouts(self, steps: list[list[SampleTensors]]) -> Mapping[Metric, float]:
         """The log of a batch whose advantages are computed from rewards."""
-        if self.objective not in FROM_REWARDS:
+        if self.objective not in objective.FROM_REWARDS:
             return {}
         mine = [sample for step in steps for sample in self.shard(step)]
         held = [packed.ids[packed.mask] for packed in self.held(steps)]
@@ -161,8 +148,11 @@ class Trainer:
         if self.objective is Objective.ROUTER:
             return ()
         if self.objective in OTHER_LOSSES:
-            return (Metric.LOSS, *([Metric.VALUE_LOSS] if self.objective in OF_CRITIC else []))
-        others = (*OF_ROLLOUTS, Metric.VALUE_LOSS, Metric.KL_COEFFICIENT)
+            return (
+                Metric.LOSS,
+                *([Metric.VALUE_LOSS] if self.objective in objective.OF_CRITIC else []),
+            )
+        others = (*objective.OF_ROLLOUTS, Metric.VALUE_LOSS, Metric.KL_COEFFICIENT)
         return tuple(metric for metric in Metric if metric not in others)
 
     def divided(self, samples: list[SampleTensors]) -> list[SampleTensors]:
@@ -219,7 +209,7 @@ class Trainer:
         entropy_coefficient, kl_coefficient = COEFFICIENTS.get(self.objective, (0.0, 0.0))
         loss = policy_loss - entropy_coefficient * entropy + kl_coefficient * kl
         if self.objective is Objective.WITH_VALUE:
-            loss = loss + VALUE_COEFFICIENT * self.value_loss(log_probs, packed)
+            loss = loss + objective.VALUE_COEFFICIENT * self.value_loss(log_probs, packed)
         if self.job.depth is not Depth.STEP:
             return loss, {}
         return loss, {
@@ -243,8 +233,8 @@ class Trainer:
 
         Each router loss is a mean over all tokens of the step except each sample's first token.
         """
-        balancing = ROUTER_COEFFICIENT * probe[held].sum()
-        return (balancing + Z_COEFFICIENT * len(held) * probe[-1]) / self.routed
+        balancing = objective.ROUTER_COEFFICIENT * probe[held].sum()
+        return (balancing + objective.Z_COEFFICIENT * len(held) * probe[-1]) / self.routed
 
     def token_losses(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         """The policy loss of each token."""
@@ -285,8 +275,8 @@ class Trainer:
         """The metrics that are logged but not trained."""
         log_ratios = log_probs.detach() - packed.old_log_probs
         ratios = torch.exp(log_ratios)
-        too_large = (packed.advantages > 0) & (ratios > 1 + CONSTANTS.clip_high)
-        too_small = (packed.advantages < 0) & (ratios < 1 - CONSTANTS.clip_low)
+        too_large = (packed.advantages > 0) & (ratios > 1 + objective.CONSTANTS.clip_high)
+        too_small = (packed.advantages < 0) & (ratios < 1 - objective.CONSTANTS.clip_low)
         rejected = packed.original_mask & ~packed.mask
         return {
             Metric.CLIP_FRACTION: self.reduce((too_large | too_small).float(), packed.auxiliary),
@@ -322,11 +312,11 @@ CONSTANTS_OF_LOSS = (
 """Columns of samples that were computed by other models or by earlier forward passes."""
 
 COEFFICIENTS = {
-    Objective.ENTROPY: (ENTROPY_COEFFICIENT, 0.0),
-    Objective.KL: (0.0, KL_COEFFICIENT),
-    Objective.WITH_ENTROPY: (ENTROPY_COEFFICIENT, 0.0),
-    Objective.ADAPTIVE_KL: (0.0, KL_COEFFICIENT),
-    **dict.fromkeys(OF_TERMS, (ENTROPY_COEFFICIENT, KL_COEFFICIENT)),
+    Objective.ENTROPY: (objective.ENTROPY_COEFFICIENT, 0.0),
+    Objective.KL: (0.0, objective.KL_COEFFICIENT),
+    Objective.WITH_ENTROPY: (objective.ENTROPY_COEFFICIENT, 0.0),
+    Objective.ADAPTIVE_KL: (0.0, objective.KL_COEFFICIENT),
+    **dict.fromkeys(objective.OF_TERMS, (objective.ENTROPY_COEFFICIENT, objective.KL_COEFFICIENT)),
 }
 """Coefficients of the entropy bonus and of the divergence, for objectives with such a term."""
 

@@ -2,59 +2,51 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import conventions_of
 from adapters.contract.objective import FROM_REWARDS, OF_ROLLOUTS
-from adapters.engines.shells import OnFsdp
+from adapters.engines.shells import InOneRun, OnFsdp
 from adapters.nemo_rl import importing
 from adapters.nemo_rl.framework import DTENSOR_V1, DTENSOR_V2, NEMO_RL
-from adapters.toolkit.worlds import observation, set_what_ray_sets
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from adapters.contract import Description, Framework, Job, Observation, Rank
+    from adapters.contract import Framework, Job, Rank, Settings
+    from adapters.contract.batch.probed_batch import ProbedBatch
+    from adapters.engines.shells import Reported
 
 
-class NemoRLAdapter(OnFsdp):
+class NemoRLAdapter(OnFsdp, InOneRun):
     """Drives NVIDIA-NeMo/RL."""
 
     name = "nemo_rl"
     package = "nemo_rl"
     versions = "commits since 14 May 2026"
     tree = ("nemo_rl", "examples/configs")
-    devices = ("cpu",)
-    dtypes = ("float32",)
     dependencies: ClassVar[tuple[str, ...]] = ("transformers",)
     recipes = "adapters.nemo_rl.recipe:read"
     framework: ClassVar[Framework] = NEMO_RL
+    loaded: ClassVar[Any] = importing
 
     def load(self, source: Path | None) -> None:
         """Import NeMo-RL's trainers and its worker."""
         importing.import_nemo_rl(source)
 
-    def describe(self) -> Description:
-        """Describe NeMo-RL."""
-        return self.framework.description(
-            importing.offers, importing.option_names(), importing.default
-        )
+    def settings(self, job: Job) -> dict[str, Any]:
+        """No settings, because each batch of rollouts has settings of its own."""
+        return {}
 
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train the steps of the batch by NeMo-RL's trainer."""
+    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
+        """One run of NeMo-RL's trainer for each batch of rollouts."""
         from adapters.nemo_rl.driving import NemoRLTraining
 
-        set_what_ray_sets(rank)
-        batch = ProbedBatch.of(job, conventions_of(NEMO_RL.conventions))
-        with rank.framework():
-            training = NemoRLTraining(batch, job, self.framework, rank)
-        reported = {
-            metric: values
-            for metric, values in self.framework.reported(training.logs).items()
-            if (metric in OF_ROLLOUTS) is (job.objective in FROM_REWARDS)
-        }
-        return observation(batch, training.gradients, training.passes, reported)
+        return NemoRLTraining(batch, job, self.framework, rank)
+
+    def reported(self, job: Job, done: Any) -> Reported:
+        """The metrics of rollouts if NeMo-RL computes advantages, else those of steps."""
+        found, is_of_batch = super().reported(job, done).items(), job.objective in FROM_REWARDS
+        return {one: values for one, values in found if (one in OF_ROLLOUTS) is is_of_batch}
 
 
 class DTensorV1Adapter(NemoRLAdapter):

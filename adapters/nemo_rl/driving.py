@@ -113,8 +113,7 @@ class NemoRLTraining:
         if self._job.objective in FROM_REWARDS:
             replaced[next(name for name in OF_PROMPTS if hasattr(trainer, name))] = rollouts.prompts
         else:
-            estimator = SimpleNamespace(compute_advantage=_given_advantages(rollouts))
-            replaced["_create_advantage_estimator"] = lambda _: estimator
+            replaced["_create_advantage_estimator"] = lambda _: rollouts
         with mock.patch.multiple(trainer, **replaced):
             trainer.grpo_train(
                 policy,
@@ -130,15 +129,6 @@ class NemoRLTraining:
                 initial_state("grpo"),
                 config,
             )
-
-
-def _given_advantages(rollouts: NemoRLRollouts) -> Any:
-    """A stub of an advantage estimator's method that returns the given advantages."""
-
-    def compute_advantage(*, mask: torch.Tensor, repeated_batch: Any, **_: object) -> torch.Tensor:
-        return rollouts.advantages(repeated_batch["message_log"], mask.shape[1])
-
-    return compute_advantage
 
 
 def _fine_tune(policy: Any, config: Any, rollouts: NemoRLRollouts, log: Any) -> None:
@@ -161,7 +151,7 @@ class NemoRLRollouts:
     """The samples of given optimizer steps, as NeMo-RL's environments return them.
 
     A sample is a log of messages with one reward. Methods also return values of the samples'
-    tokens.
+    tokens; where advantages are given, this class replaces NeMo-RL's advantage estimator.
     """
 
     def __init__(self, batch: ProbedBatch, samples: range) -> None:
@@ -187,8 +177,11 @@ class NemoRLRollouts:
         groups = self._batch.groups[self._samples.start : self._samples.stop]
         return [[_message("user", np.array([group]))] for group in groups]
 
-    def advantages(self, logs: Sequence[Sequence[Message]], width: int) -> torch.Tensor:
-        """The job's advantages at the tokens of padded logs of messages: [samples, width]."""
+    def compute_advantage(
+        self, *, mask: torch.Tensor, repeated_batch: Any, **_: object
+    ) -> torch.Tensor:
+        """The job's advantages, as an estimator of NeMo-RL returns them: [samples, width]."""
+        logs, width = repeated_batch["message_log"], mask.shape[1]
         ids = [torch.cat([message["token_ids"] for message in log]) for log in logs]
         padded = [torch.nn.functional.pad(one, (0, width - len(one))) for one in ids]
         return self.values(self._batch.advantages, torch.stack(padded))

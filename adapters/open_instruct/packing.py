@@ -9,14 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Job, Option, Unsupported
-from adapters.toolkit.settings import (
-    dealt,
-    gives_advantages,
-    longest_prompt,
-    longest_response,
-    rank_budget,
-    shares,
-)
+from adapters.toolkit import settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,9 +41,9 @@ def packing_of(job: Job) -> Packing:
     packing.
     """
     layout, steps = job.layout, job.steps
-    least, lengths = longest_prompt(job) + longest_response(job), _lengths(job)
+    least, lengths = settings.longest_prompt(job) + settings.longest_response(job), _lengths(job)
     if layout.micro_batches == "tokens":
-        return Packing(next(_orders(job)), max(rank_budget(job), least), 1)
+        return Packing(next(_orders(job)), max(settings.rank_budget(job), least), 1)
     parts, is_padded = layout.dp * int(layout.micro_batches), layout.format == "bshd"
     shortest = least if is_padded else max(least, int(lengths.sum()) // (parts * len(steps)))
     of_a_rank = int(lengths.sum()) // layout.dp  # open-instruct would cut longer rows
@@ -74,11 +67,11 @@ def _orders(job: Job) -> Iterator[list[list[int]]]:
     There are no random orders if open-instruct compares the samples of a prompt. If one generation
     serves all steps, each rank has its part of every step.
     """
-    steps, generator = [*map(np.concatenate, shares(job))], np.random.default_rng(0)
-    for attempt in range(1 + ATTEMPTS if gives_advantages(job) else 1):
+    steps, generator = [*map(np.concatenate, settings.shares(job))], np.random.default_rng(0)
+    for attempt in range(1 + ATTEMPTS if settings.gives_advantages(job) else 1):
         orders = [generator.permutation(one) if attempt else one for one in steps]
         if Option.SHARED_GENERATION in job.layout.options:
-            orders = [dealt(np.array_split(samples, job.layout.dp) for samples in orders)]
+            orders = [settings.dealt(np.array_split(samples, job.layout.dp) for samples in orders)]
         yield [samples.tolist() for samples in orders]
 
 

@@ -6,21 +6,21 @@ our model, which carries the probe.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Description, Framework, Job, Metric, Observation, Option, Rank
-from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.engines.shells import OnRayAndDeepSpeed
+from adapters.contract import Description, Framework, Job, Metric, Rank, Settings
+from adapters.engines.shells import InOneRun, OnRayAndDeepSpeed
 from adapters.openrlhf import importing
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
-from adapters.toolkit.calls import refusals_of_configuration
-from adapters.toolkit.worlds import observation, set_what_ray_sets
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from adapters.contract.batch.probed_batch import ProbedBatch
+    from adapters.engines.shells import Reported
 
-class OpenRLHFAdapter(OnRayAndDeepSpeed):
+
+class OpenRLHFAdapter(OnRayAndDeepSpeed, InOneRun):
     """Drives OpenRLHF/OpenRLHF from 0.10.4 on."""
 
     name = "openrlhf"
@@ -45,17 +45,12 @@ class OpenRLHFAdapter(OnRayAndDeepSpeed):
             importing.offers, importing.option_names(), importing.default, metrics=frozenset(logged)
         )
 
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train all steps of the batch as the train batches of one trainer's step."""
+    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
+        """One step of the trainer, whose train batches are the steps."""
         from adapters.openrlhf.driving import Session
 
-        set_what_ray_sets(rank)
-        batch = ProbedBatch.of(job)
-        with rank.framework(), refusals_of_configuration(job):
-            session = Session(batch, job, rank)
-            if Option.SHORT_BATCH in job.layout.options:
-                session.train_short_batch()
-            of_rollouts = session.train(range(len(batch.responses)))
-            gradients, passes = session.last_epoch()
-            reported = session.reported(of_rollouts)
-        return observation(batch, gradients, passes, reported)
+        return Session(batch, job, rank, settings)
+
+    def reported(self, job: Job, done: Any) -> Reported:
+        """The metrics of rollouts and of each step."""
+        return done.reported

@@ -15,22 +15,14 @@ from unittest import mock
 
 import numpy as np
 
-from adapters.contract import Job, Metric, Objective, Rank
+from adapters.contract import Job, Metric, Objective, Option, Rank, Settings
 from adapters.contract.objective import OF_CRITIC, PENALISING
 from adapters.engines.deepspeed import forget_engines, gradients_of_steps, refusals_of_sizes
 from adapters.openrlhf import importing, model
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
 from adapters.openrlhf.importing import module
-from adapters.toolkit import cuda_on_cpu
+from adapters.toolkit import cuda_on_cpu, settings
 from adapters.toolkit.probe import ForwardPasses, Records, probe_capacity, token_table
-from adapters.toolkit.settings import (
-    given_values,
-    gives_advantages,
-    has_critic,
-    has_kl_term,
-    has_reference,
-    trained_model,
-)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -38,46 +30,42 @@ if TYPE_CHECKING:
     import torch
 
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from reference.arrays import Gradient, Integers, Mask, Values
-
+    from reference.arrays import Gradient, Mask, Values
 
 LEARNING_STEPS = 100  # length of the learning-rate schedule; the rate is 0
 
 
 class Session:
-    """OpenRLHF's arguments and actors, created for each job."""
+    """A run of a job with actors of its own, and its gradients, forward passes and logs."""
 
-    def __init__(self, batch: ProbedBatch, job: Job, rank: Rank) -> None:
+    def __init__(self, batch: ProbedBatch, job: Job, rank: Rank, chosen: Settings) -> None:
         self._batch, self._job, self._rank = batch, job, rank
-        settings = OPENRLHF.settings(job)
-        self._args, self._is_corrected = importing.parsed(settings), LEVEL in settings
+        self._args, self._is_corrected = importing.parsed(chosen), LEVEL in chosen
         # OpenRLHF sets this group if sequences are split, and never resets it in a process.
         module("models.ring_attn_utils").set_ring_attn_group(None)
         forget_engines()
         capacity = probe_capacity(batch.probe_size + 1)
         with cuda_on_cpu.redirected():
             made = {"actor": policy(self._args, capacity)}
-            if has_critic(job):
+            if settings.has_critic(job):
                 made["critic"] = critic(self._args, capacity)
         model.SEAM.start(batch)
         model.SEAM.has_router = job.objective is Objective.ROUTER
         self._actors = {role: one.actor for role, one in made.items()}
-        self.trained = made[trained_model(job, "actor")]
+        trained = made[settings.trained_model(job, "actor")]
+        if Option.SHORT_BATCH in job.layout.options:
+            # one micro-batch per rank, too few samples for a train batch
+            rows = importing.value(self._args, "--train.micro_batch_size")
+            self._train(range(job.layout.dp * rows))
+            trained.passes.drain()
+        of_rollouts = self._train(range(len(batch.responses)))
+        self.gradients = settings.last_epoch(trained.gradients.drain(), job)
+        self.passes = settings.last_epoch(trained.passes.drain(), job)
+        self.logs = self._logs_of_steps(of_rollouts)
+        found = OPENRLHF.reported(self.logs, rollouts=of_rollouts)
+        self.reported = {one: of for one, of in found.items() if one not in self._never_computed}
 
-    def train_short_batch(self) -> None:
-        """Train on one micro-batch per rank, too few samples for a train batch."""
-        self.train(
-            range(self._job.layout.dp * importing.value(self._args, "--train.micro_batch_size"))
-        )
-        self.trained.passes.drain()
-
-    def last_epoch(self) -> tuple[list[Gradient], list[Integers]]:
-        """The gradient of each step of the last epoch, and the token ids of its forward passes."""
-        gradients, passes = self.trained.gradients.drain(), self.trained.passes.drain()
-        epochs = importing.value(self._args, "--train.max_epochs")
-        return gradients[-(len(gradients) // epochs) :], passes[-(len(passes) // epochs) :]
-
-    def train(self, samples: range) -> Mapping[str, Any]:
+    def _train(self, samples: range) -> Mapping[str, Any]:
         """Train on samples as a batch of rollouts; returns the log, by OpenRLHF's names."""
         rollouts = OpenRLHFRollouts(self._batch, self._job, samples, self._is_corrected)
         with cuda_on_cpu.redirected():
@@ -85,17 +73,16 @@ class Session:
             status, _ = trainer.train_step(rollouts.experiences(), 0)
         return {**status, "kl_ctl": trainer.kl_ctl.value}
 
-    def reported(self, logged: Mapping[str, Any]) -> dict[Metric, tuple[float | None, ...]]:
-        """The metrics of a trained batch of rollouts, and of each of its steps.
+    def _logs_of_steps(self, logged: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        """The log of each step, given the log of a batch of rollouts.
 
         OpenRLHF logs one mean over all steps of a batch. If there are several steps, each is
         trained once more, as a separate batch.
         """
+        if len(self._job.steps) == 1:
+            return [logged]
         sizes = np.cumsum([0, *(step.size for step in self._job.steps)]).tolist()
-        several = [range(*ends) for ends in pairwise(sizes)] if len(self._job.steps) > 1 else []
-        of_steps = [self.train(samples) for samples in several] or [logged]
-        found = OPENRLHF.reported(of_steps, rollouts=logged)
-        return {metric: of for metric, of in found.items() if metric not in self._never_computed}
+        return [self._train(range(*ends)) for ends in pairwise(sizes)]
 
     def _trainer(self, rollouts: OpenRLHFRollouts) -> Any:
         """The trainer with the groups that OpenRLHF's script starts for these arguments."""
@@ -106,11 +93,11 @@ class Session:
             group_of("actor", self._actors["actor"]),
             group_of("critic", trained_critic) if trained_critic else None,
             None,
-            group_of("reference", None) if has_reference(job) else None,
+            group_of("reference", None) if settings.has_reference(job) else None,
             None,
             SimpleNamespace(pad_token_id=0, decode=lambda *_, **__: [""]),
         )
-        if gives_advantages(job):
+        if settings.gives_advantages(job):
             _give_advantages(trainer.experience_maker, rollouts)
         return trainer
 
@@ -118,7 +105,7 @@ class Session:
     def _never_computed(self) -> set[Metric]:
         """Metrics of divergences that OpenRLHF logs as 0 because the job has no such term."""
         computed = {
-            Metric.KL: has_kl_term(self._job),
+            Metric.KL: settings.has_kl_term(self._job),
             Metric.DIVERGENCE: self._job.objective in PENALISING,
             Metric.KL_COEFFICIENT: self._job.objective is Objective.ADAPTIVE_KL,
         }
@@ -269,7 +256,7 @@ class OpenRLHFRollouts:
         values = {
             "actor": self.batch.old_log_probs,
             "reference": self.batch.reference_log_probs,
-            "critic": given_values(self.batch),
+            "critic": settings.given_values(self.batch),
         }
         pairs = zip(data["sequences"], data["action_mask"], strict=True)
         return [self.laid_out(values[role], ids) * mask.float() for ids, mask in pairs]

@@ -44,14 +44,9 @@ def micro_batch_size(job: Job) -> int:
     return settings.largest_micro_batch(job, train_batch(job))
 
 
-def samples(job: Job) -> int:
-    """The number of samples of a batch of rollouts."""
-    return sum(step.size for step in job.steps)
-
-
 def prompts(job: Job) -> int:
     """The number of prompts of a batch of rollouts."""
-    return samples(job) // settings.rollouts_per_prompt(job)
+    return sum(step.size for step in job.steps) // settings.rollouts_per_prompt(job)
 
 
 def target(job: Job) -> float:

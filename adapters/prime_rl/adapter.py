@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from adapters.contract import Adapter, Description, Job, Observation, Rank
+from adapters.contract import Job, Observation, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import conventions_of
+from adapters.engines.shells import WithRecord
 from adapters.prime_rl import importing
 from adapters.prime_rl.framework import PRIME_RL
 from adapters.toolkit.worlds import set_what_ray_sets
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-class PrimeRLAdapter(Adapter):
+class PrimeRLAdapter(WithRecord):
     """Drives PrimeIntellect-ai/prime-rl."""
 
     name = "prime_rl"
@@ -32,16 +33,11 @@ class PrimeRLAdapter(Adapter):
     fills_up = True
     recipes = "adapters.prime_rl.recipe:read"
     framework = PRIME_RL
+    loaded: ClassVar[Any] = importing
 
     def load(self, source: Path | None) -> None:
         """Import prime-rl's trainer."""
         importing.import_prime_rl(source)
-
-    def describe(self) -> Description:
-        """Describe prime-rl."""
-        return self.framework.description(
-            importing.offers, importing.option_names(), importing.default
-        )
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch as the first steps of one run of the trainer."""

@@ -10,14 +10,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from adapters.contract.framework import nested
-from adapters.toolkit.imports import (
-    STUBBED,
-    choices_of,
-    found,
-    import_from,
-    modules_of,
-    stub_imports,
-)
+from adapters.toolkit import imports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +18,7 @@ if TYPE_CHECKING:
 
     from adapters.contract.framework import Settings
 
-module = modules_of("prime_rl")
+module = imports.modules_of("prime_rl")
 
 CONFIGS = "configs.trainer"
 
@@ -38,7 +31,7 @@ def import_prime_rl(source: Path | None) -> None:
     import torch
 
     _prepare()
-    import_from("prime_rl", [source / root for root in ROOTS] if source else [])
+    imports.import_from("prime_rl", [source / root for root in ROOTS] if source else [])
     module("trainer.rl.train")
     if not torch.cuda.is_available():
         module("trainer.parallel_dims").device_type = "cpu"
@@ -46,10 +39,7 @@ def import_prime_rl(source: Path | None) -> None:
 
 def transport(name: str) -> Any:
     """A module of the transport of rollouts, which was moved in August 2026."""
-    try:
-        return module(f"transports.rollouts.{name}")
-    except ModuleNotFoundError:
-        return module(f"transport.{name}")
+    return imports.found(f"prime_rl.transports.rollouts.{name}") or module(f"transport.{name}")
 
 
 def has_streams() -> bool:
@@ -63,7 +53,7 @@ SCORED = ("grpo", "max_rl")
 
 def algorithms() -> Any:
     """The orchestrator's classes of algorithms by type; empty in versions without such classes."""
-    return found("prime_rl.orchestrator.algo:ALGORITHM_CLASSES") or {}
+    return imports.found("prime_rl.orchestrator.algo:ALGORITHM_CLASSES") or {}
 
 
 def advantages_config(kind: str) -> Any:
@@ -107,10 +97,7 @@ def offers(settings: Settings) -> bool:
 
 def default(name: str) -> object:
     """The value of an option that a user does not set; None if this version lacks the option."""
-    found: Any = module(CONFIGS).TrainerConfig()
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    return found
+    return imports.member(module(CONFIGS).TrainerConfig(), name)
 
 
 def option_names() -> Iterator[str]:
@@ -124,7 +111,7 @@ def _section_options(section: str, kind: Any) -> Iterator[str]:
     """Yields the options of a section, whose configuration may be one of several classes."""
     for option, field in getattr(kind, "model_fields", {}).items():
         yield f"{section}.{option}"
-        yield from (f"{section}.{option}={one}" for one in choices_of(field.annotation))
+        yield from (f"{section}.{option}={one}" for one in imports.choices_of(field.annotation))
     for one in get_args(kind):
         yield from _section_options(section, one)
 
@@ -148,8 +135,8 @@ def _prepare() -> None:
     cuda_on_cpu.install()
     sys.modules.setdefault("tomli", tomllib)  # tomllib is tomli in the standard library
     worlds.sum_gradients_of_all_gather()
-    stub_imports("adapters.prime_rl")
+    imports.stub_imports("adapters.prime_rl")
     # versions since June 2026 use these names as type variables of generic classes
-    if "verifiers" in STUBBED:
+    if "verifiers" in imports.STUBBED:
         task: Any = importlib.import_module("verifiers.v1.task")
         task.DataT, task.TaskT = TypeVar("DataT"), TypeVar("TaskT")

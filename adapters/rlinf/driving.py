@@ -14,15 +14,15 @@ from torch.nn.utils.rnn import pad_sequence
 
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.engines import fsdp1
-from adapters.engines.numbered import SEAM, policy
+from adapters.engines.numbered import SEAM, outputs
 from adapters.rlinf.importing import ACTOR, MANAGER, STRATEGIES, configured, module
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import ForwardPasses, probe_capacity, token_table
+from adapters.toolkit.probe import ForwardPasses, ProbedTransformer, probe_capacity, token_table
 from adapters.toolkit.settings import gives_advantages, has_reference, shares
 from adapters.toolkit.worlds import cached
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from adapters.contract import Job, Rank, Settings
     from adapters.contract.batch.probed_batch import ProbedBatch
@@ -82,7 +82,8 @@ class RlinfActor:
     @staticmethod
     def rollouts(batch: ProbedBatch, job: Job, config: Any, rank: Rank) -> list[Any]:
         """A rank's part of a batch, in the form that the actor gets."""
-        return [*RlinfRollouts(batch, job, config).results_of(rank)]
+        made = RlinfRollouts(batch, job, config)
+        return [made.result(of_step[rank.index]) for of_step in shares(job)]
 
     @property
     def kind(self) -> Any:
@@ -91,7 +92,7 @@ class RlinfActor:
 
     def policy(self, capacity: int) -> Any:
         """The model that the actor trains."""
-        return policy(capacity, self.passes)
+        return ProbedTransformer(capacity, self.passes, outputs)
 
     def construct(self, config: Any) -> None:
         """Call the actor's constructor."""
@@ -138,7 +139,7 @@ class RlinfRollouts:
     """The samples of a batch, in the form that RLinf's other workers send to the actor."""
 
     def __init__(self, batch: ProbedBatch, job: Job, config: Any) -> None:
-        self._batch, self._job, self._config = batch, job, config
+        self._batch, self._config = batch, config
         self._width = config.runner.seq_length - config.data.max_prompt_length
         fill = 0.0 if config.actor.model.get("variable_seq_lengths") else ELSEWHERE
         self._columns = {_old_policy_column(config): token_table(batch, batch.old_log_probs)}
@@ -147,12 +148,8 @@ class RlinfRollouts:
         if gives_advantages(job):
             self._columns["advantages"] = token_table(batch, batch.advantages)
 
-    def results_of(self, rank: Rank) -> Iterator[Any]:
-        """Yields a result for each optimizer step, with a rank's samples of the step."""
-        for of_step in shares(self._job):
-            yield self._result(of_step[rank.index])
-
-    def _result(self, samples: Integers) -> Any:
+    def result(self, samples: Integers) -> Any:
+        """The result with a rank's samples of an optimizer step."""
         batch, config = self._batch, self._config
         prompts, responses, masks = (
             [column[sample] for sample in samples]

@@ -7,35 +7,35 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from adapters.contract import Adapter, Description, Framework, Job, Observation, Rank, Settings
-from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import conventions_of
 from adapters.contract.framework import nested
 from adapters.contract.objective import OF_ROLLOUTS, Objective
+from adapters.engines.shells import InOneRun
 from adapters.roll import importing
 from adapters.roll.framework import ROLL
 from adapters.toolkit.settings import trained_model
-from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
+from adapters.toolkit.worlds import cached
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from adapters.contract import Framework, Job, Rank, Settings
+    from adapters.contract.batch.probed_batch import ProbedBatch
+    from adapters.engines.shells import Reported
     from adapters.roll.driving import RollRollouts, TrainedWorker
     from reference.arrays import Mask
 
 
-class RollAdapter(Adapter):
+class RollAdapter(InOneRun):
     """Drives alibaba/ROLL."""
 
     name = "roll"
     package = "roll"
     versions = "commits since March 2026"
     tree = ("roll", "mcore_adapter")
-    devices = ("cpu",)
-    dtypes = ("float32",)
     recipes = "adapters.roll.recipe:read"
     framework: ClassVar[Framework] = ROLL
+    loaded: ClassVar[Any] = importing
 
     engine_module: ClassVar[str]
     """ROLL's module of the engine's strategy."""
@@ -60,36 +60,25 @@ class RollAdapter(Adapter):
         """Import ROLL's RLVR pipeline and its engine."""
         importing.import_roll(source, self.log_probs, self.entropies)
 
-    def describe(self) -> Description:
-        """Describe ROLL."""
-        return self.framework.description(
-            importing.offers, importing.option_names(), importing.default
-        )
-
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train the steps of the batch in one run of the pipeline."""
+    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
+        """One run of the pipeline."""
         from adapters.engines.numbered import SEAM
         from adapters.roll.driving import RollRollouts, RollTraining
 
-        set_what_ray_sets(rank)
-        batch = ProbedBatch.of(job, conventions_of(ROLL.conventions))
         SEAM.start(batch)
-        settings = self.framework.settings(job)
-        with rank.framework():
+        config = importing.configured(settings)
+        rollouts = RollRollouts(batch, job, settings, self.attended(job))
+        if windows := self.window_settings(job, settings, rollouts):
+            settings = {**settings, **windows}
             config = importing.configured(settings)
-            rollouts = RollRollouts(batch, job, settings, self.attended(job))
-            if windows := self.window_settings(job, settings, rollouts):
-                settings = {**settings, **windows}
-                config = importing.configured(settings)
-            trained = self._trained(settings, config, job, batch.probe_size, rank)
-            training = RollTraining(rollouts, rank, config, trained)
+        trained = self._trained(settings, config, job, batch.probe_size, rank)
+        return RollTraining(rollouts, rank, config, trained)
+
+    def reported(self, job: Job, done: Any) -> Reported:
+        """The metrics of steps, and of rollouts if the batch has only one step."""
         of_batch = OF_ROLLOUTS if len(job.steps) > 1 else ()
-        reported = {
-            metric: numbers
-            for metric, numbers in self.framework.reported(training.logs).items()
-            if metric not in of_batch
-        }
-        return observation(batch, training.gradients, training.passes, reported)
+        found = super().reported(job, done).items()
+        return {metric: numbers for metric, numbers in found if metric not in of_batch}
 
     def configure(self, worker: Any, config: Any, own: Any) -> None:
         """Give a worker the configurations of the pipeline and of the worker's role."""

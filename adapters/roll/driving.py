@@ -99,10 +99,7 @@ class RollTraining:
         self.logs: list[dict[str, float]] = []
         self.gradients: list[Gradient | None] = []
         self.passes: list[Integers] = []
-        self._run()
-
-    def _run(self) -> None:
-        """Run the pipeline, made without its constructor, which starts clusters of Ray."""
+        # The pipeline's own constructor would start clusters of Ray.
         pipelines = module("pipeline.rlvr.rlvr_pipeline")
         pipeline = object.__new__(pipelines.RLVRPipeline)
         vars(pipeline).update(self._state() | self._clusters())
@@ -143,15 +140,13 @@ class RollTraining:
             "reference": reference,  # the attribute's name before the release 0.3.0
         }
         if has_critic(self._job):
-            clusters["critic"] = StubCluster(config.critic, self._values())
+            # Padding has a value that an estimator must not read.
+            elsewhere = 0.0 if gives_advantages(self._job) else PADDING_VALUE
+            values = token_table(batch, given_values(batch), elsewhere)
+            clusters["critic"] = StubCluster(config.critic, values)
         role = trained_model(self._job, "actor_train")
         clusters[role] = WorkerCluster(self._trained.worker, self._rank, given=clusters[role])
         return clusters
-
-    def _values(self) -> torch.Tensor:
-        """The critic's values by token id; elsewhere 0, or `PADDING_VALUE` for an estimator."""
-        elsewhere = 0.0 if gives_advantages(self._job) else PADDING_VALUE
-        return token_table(self._batch, given_values(self._batch), elsewhere)
 
     def _scheduler(self) -> Any:
         """A stub of a domain's rollout scheduler, which returns a batch for each step."""

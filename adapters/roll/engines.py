@@ -48,10 +48,11 @@ class RollFsdpAdapter(OnFsdp, RollAdapter):
         """A worker whose optimizer records the gradient."""
         from adapters.engines import numbered
         from adapters.roll.driving import TrainedWorker, new_worker
-        from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader
+        from adapters.toolkit.probe import HEADED, ForwardPasses, GradientReader, ProbedTransformer
 
         passes = ForwardPasses()
-        model = (numbered.critic if role == "critic" else numbered.policy)(capacity, passes)
+        head: Any = numbered.values if role == "critic" else numbered.outputs
+        model = ProbedTransformer(capacity, passes, head)
         loaded: dict[str, Any] = {
             "AutoConfig": SimpleNamespace(from_pretrained=lambda *_, **__: HEADED),
             "download_model": lambda path: path,
@@ -145,12 +146,15 @@ def _chunks(job: Job, capacity: int, rank: Rank) -> list[Any]:
     """This rank's chunks of our model, which slice batches like ROLL's models."""
     import torch
 
-    from adapters.engines import megatron_core, router
-    from adapters.roll.model import megatron_logits
+    from adapters.engines import experts, megatron_core, numbered
 
-    options = router.options(job)
+    def logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
+        of_tokens: torch.Tensor = numbered.outputs(input_ids, probe).logits
+        return of_tokens + logit
+
+    options = experts.options(job)
     config = megatron_core.transformer_config(job.layout, torch.float32, **options)
-    chunks = megatron_core.probed_model(config, capacity, rank, megatron_logits)
+    chunks = megatron_core.probed_model(config, capacity, rank, logits)
     for chunk in chunks:
         slicing = _factory().PretrainedModel.get_batch_on_this_cp_rank
         chunk.get_batch_on_this_cp_rank = MethodType(slicing, chunk)

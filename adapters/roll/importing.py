@@ -12,7 +12,7 @@ from adapters.contract.framework import nested
 from adapters.toolkit import imports
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from adapters.contract.framework import Settings
@@ -36,7 +36,8 @@ def import_roll(source: Path | None, log_probs: Function, entropies: Function) -
     """
     _prepare()
     imports.import_from("roll", [source, source / FOR_MEGATRON] if source else [])
-    _write_no_log_files()
+    # At import, ROLL's own loggers write to a file in the current folder.
+    module("utils.logging").get_logger = lambda: logging.getLogger("roll")
     module("pipeline.rlvr.rlvr_pipeline")
     _let_a_cpu_do()
     _add_the_seams(log_probs, entropies)
@@ -129,12 +130,6 @@ def _prepare() -> None:
 
 
 @cache
-def _write_no_log_files() -> None:
-    """Replace ROLL's loggers, which at import write to a file in the current folder."""
-    module("utils.logging").get_logger = lambda: logging.getLogger("roll")
-
-
-@cache
 def _let_a_cpu_do() -> None:
     """Give ROLL's CPU platform the functions that its accelerator platforms have."""
     platform = module("platforms").current_platform
@@ -151,8 +146,20 @@ def _let_a_cpu_do() -> None:
 @cache
 def _add_the_seams(log_probs: Function, entropies: Function) -> None:
     """Add the probe where an engine computes log-probabilities and entropies."""
-    from adapters.roll.model import add_entropies, add_probe
+    from adapters.engines.numbered import SEAM
 
-    for (path, name), adding in ((log_probs, add_probe), (entropies, add_entropies)):
+    for (path, name), wrap in (
+        (log_probs, SEAM.wrap_log_probs),
+        (entropies, SEAM.wrap_entropies),
+    ):
         home = module(path)
-        setattr(home, name, adding(getattr(home, name)))
+        setattr(home, name, wrap(_copy_first(getattr(home, name))))
+
+
+def _copy_first(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of logits that gets a copy of them.
+
+    ROLL's functions for Megatron overwrite float32 logits in place (bfloat16 logits are first
+    copied to float32).
+    """
+    return lambda logits, *rest, **options: function(logits.clone(), *rest, **options)

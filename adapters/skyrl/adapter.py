@@ -57,9 +57,9 @@ class SkyRLAdapter(Adapter):
         """The module of the engine, which imports torch.
 
         ``add_seams`` adds the probe where the engine uses logits. ``precision`` returns the
-        settings for parameters of a dtype, if the engine can run the job. ``worker`` makes SkyRL's
-        worker of the policy or of the critic on this rank, which collects gradients in
-        ``gradients``, and the token ids given to its model in ``passes``.
+        settings for parameters of a dtype. ``worker`` makes SkyRL's worker of the policy or of the
+        critic on this rank, which collects gradients in ``gradients``, and the token ids given to
+        its model in ``passes``.
         """
         return importlib.import_module(f"adapters.skyrl.{self.engine}")
 
@@ -86,7 +86,7 @@ class SkyRLAdapter(Adapter):
         batch = ProbedBatch.of(job)
         rollouts = driving.SkyRLRollouts(batch, job)
         with rank.framework():
-            of_rank = self.engine_module.precision(job, rank.dtype)
+            of_rank = self.engine_module.precision(rank.dtype)
             config = driving.configured(self.framework, job, of_rank)
         if job.depth is Depth.REDUCER:
             with rank.framework():

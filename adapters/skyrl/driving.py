@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.contract import Framework, Job, Objective, Settings, Unsupported
+from adapters.contract import Framework, Job, Settings, Unsupported
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.batch.token_values import PADDING_VALUE
 from adapters.contract.job import FaultInjection
@@ -26,11 +26,10 @@ from adapters.contract.objective import (
     OF_THE_ROLLOUT_POLICY,
     OF_VALUES,
 )
-from adapters.skyrl import importing, sizes
-from adapters.skyrl.framework import TYPE_OF_CORRECTION
+from adapters.skyrl import importing
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
-from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import given_values, trained_model
+from adapters.toolkit.calls import nothing, refusals
+from adapters.toolkit.settings import given_values, rollouts_of_prompts, trained_model
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -106,8 +105,7 @@ class Dispatch:
         """Run the worker's optimizer step."""
         return self._workers[model].optim_step()
 
-    def empty_cache(self, model: str | None = None) -> None:
-        """Do nothing: the CPU has no cache."""
+    empty_cache = staticmethod(nothing)  # the CPU has no cache
 
 
 def capacity(probe_size: int) -> int:
@@ -118,21 +116,9 @@ def capacity(probe_size: int) -> int:
 
 
 def configured(framework: Framework, job: Job, of_rank: Settings) -> Any:
-    """SkyRL's configuration of a job and a rank, with the changes of the job's configuration.
-
-    Raises `Unsupported` or `Refused`.
-    """
-    settings, configuration = framework.settings(job), job.configuration
-    if configuration.entropy:
-        settings |= framework.objectives[Objective.ENTROPY]
-    if configuration.kl:
-        settings |= framework.objectives[Objective.KL]
-    if configuration.corrects:
-        settings[TYPE_OF_CORRECTION] = "token"
-    if not configuration.says_mode:
-        del settings["loss_reduction"]
-    config = importing.configured({**settings, **of_rank})
-    if configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
+    """SkyRL's configuration of a job and a rank; raises `Unsupported` or `Refused`."""
+    config = importing.configured({**framework.settings(job), **of_rank})
+    if job.configuration.divisor == "" and config.trainer.algorithm.max_seq_len is not None:
         raise Unsupported("no missing max_seq_len: it is derived from the generated lengths")
     return config
 
@@ -283,7 +269,7 @@ def _generated(trainer: Any, rollouts: SkyRLRollouts) -> tuple[dict[str, Any], l
         return rollouts.output(prompts, step_wise=step_wise)
 
     trainer.generator = SimpleNamespace(generate=generate)
-    samples = len(prompts) * sizes.rollouts(rollouts.job)
+    samples = len(prompts) * max(rollouts_of_prompts(rollouts.job))
     with refusals(RuntimeError):  # SkyRL raises RuntimeError for an output without samples
         output = asyncio.run(trainer.generate({"prompts": [None] * samples}))
     if step_wise:

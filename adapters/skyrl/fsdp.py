@@ -40,7 +40,7 @@ def add_seams() -> None:
     module(WORKER)
 
 
-def precision(job: Job, dtype: str) -> Settings:
+def precision(dtype: str) -> Settings:
     """The dtype of parameters in computations; gradients are reduced in float32."""
     return {
         f"trainer.{model}.fsdp_config.mixed_precision.param_dtype": PRECISIONS[dtype]

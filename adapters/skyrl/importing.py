@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Refused, Settings, Unsupported
+from adapters.contract.framework import nested
 from adapters.toolkit import imports
 from adapters.toolkit.calls import refusals
 
@@ -85,15 +86,12 @@ def offers(always: Settings, settings: Settings) -> bool:
 
 def default(name: str) -> object:
     """The value of an option that a user does not set; None if this version lacks the option."""
-    found: Any = _defaults()
-    for part in _path(name).split("."):
-        found = getattr(found, part, None)
-    return found
+    return imports.member(_defaults(), _path(name))
 
 
 def option_names() -> Iterator[str]:
     """Yields the options of the algorithm and of its sections, and the choices of some options."""
-    yield from _leaves(module("train.config").AlgorithmConfig())
+    yield from dict(options_of(module("train.config").AlgorithmConfig()))
     losses, validate = ppo_utils(), module("train.utils.utils").validate_cfg
     choices = {
         "loss_reduction": imports.choices_in(validate, "loss_reduction"),
@@ -104,13 +102,14 @@ def option_names() -> Iterator[str]:
         yield from (f"{name}={choice}" for choice in known)
 
 
-def _leaves(section: Any) -> Iterator[str]:
-    for name in (one.name for one in fields(section)):
-        inner = getattr(section, name)
-        if is_dataclass(inner):
-            yield from (f"{name}.{leaf}" for leaf in _leaves(inner))
+def options_of(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields the options of a configuration and its sections, by dotted names."""
+    for one in fields(section):
+        value, name = getattr(section, one.name), f"{path}{one.name}"
+        if is_dataclass(value):
+            yield from options_of(value, f"{name}.")
         else:
-            yield name
+            yield name, value
 
 
 def _path(name: str) -> str:
@@ -180,15 +179,8 @@ def read_options_once() -> None:
         return conf.from_dotlist([f"value={text}"]).value
 
     def from_cli(typed: list[str]) -> Any:
-        nested: dict[str, Any] = {}
-        for option in typed:
-            path, _, text = option.partition("=")
-            *sections, name = path.split(".")
-            section = nested
-            for each in sections:
-                section = section.setdefault(each, {})
-            section[name] = value_of(text)
-        return conf.create(nested)
+        words = (option.partition("=") for option in typed)
+        return conf.create(nested({path: value_of(text) for path, _, text in words}))
 
     conf.from_cli = from_cli
 

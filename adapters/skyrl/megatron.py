@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.engines import megatron_core, router
+from adapters.engines import experts, megatron_core
 from adapters.skyrl.driving import capacity
 from adapters.skyrl.importing import module, ppo_utils
 from adapters.toolkit.calls import call_supported
@@ -52,7 +52,7 @@ def add_seams() -> None:
     module(WORKER)
 
 
-def precision(job: Job, dtype: str) -> Settings:
+def precision(dtype: str) -> Settings:
     """The dtype of parameters."""
     return {"trainer.bf16": dtype == "bfloat16"}
 
@@ -115,7 +115,7 @@ class _Provider:
         """The model, wrapped in data parallelism as SkyRL configures it at depth `step`."""
         layout, dtype = self._job.layout, getattr(torch, self._rank.dtype)
         config = megatron_core.transformer_config(
-            layout, dtype, sequence_parallel=layout.tp > 1, **router.options(self._job)
+            layout, dtype, sequence_parallel=layout.tp > 1, **experts.options(self._job)
         )
         head = partial(_three_logits, self._batch)
         bare = megatron_core.probed_model(config, self._size, self._rank, head)

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract.recipe import Recipe, flat, grid_of, nested_yaml, refusals_of_recipes
 from adapters.engines.shells import PARALLEL_SIZES
-from adapters.skyrl.importing import PACKING, module
+from adapters.skyrl.importing import PACKING, module, options_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from adapters.contract.recipe import Typed
     from adapters.skyrl.adapter import SkyRLAdapter
 
@@ -53,8 +50,8 @@ def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
     return Recipe.cut(
         grid,
         engine=engine,
-        values=dict(_named(config)),
-        defaults=dict(_named(kind())),
+        values=_named(config),
+        defaults=_named(kind()),
         samples=samples,
         rows=None if budget > 0 else rows,
         is_packed=is_packed,
@@ -74,11 +71,6 @@ def _sizes(policy: Any, engine: str) -> tuple[int, int, int]:
     return cp, tp, pp
 
 
-def _named(section: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield all options by their names in the record."""
-    for one in fields(section):
-        value, name = getattr(section, one.name), f"{path}{one.name}"
-        if is_dataclass(value):
-            yield from _named(value, f"{name}.")
-        else:
-            yield name.removeprefix(ALGORITHM), value
+def _named(config: Any) -> dict[str, Any]:
+    """All options by their names in the record."""
+    return {name.removeprefix(ALGORITHM): value for name, value in options_of(config)}

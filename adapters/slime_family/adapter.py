@@ -108,7 +108,8 @@ class LineageAdapter(Adapter):
 
     def missing(self) -> set[Objective]:
         """The objectives that the framework does not support, although it has their options."""
-        return missing_critic(self.module(*self.losses))
+        has_critic = hasattr(self.module(*self.losses), "value_loss_function")
+        return set() if has_critic else {*OF_CRITIC}
 
     def describe(self) -> Description:
         """Describe the framework by the options of its argument parser."""
@@ -172,11 +173,6 @@ def _known(parser: argparse.ArgumentParser, options: Iterable[str]) -> list[str]
 
 OF_TRAINED_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE)
 """The convention of GAE that masked tokens are ignored."""
-
-
-def missing_critic(losses: Any) -> set[Objective]:
-    """The objective of a critic's loss, if a module of loss functions lacks it; else empty."""
-    return set() if hasattr(losses, "value_loss_function") else {*OF_CRITIC}
 
 
 def sample_unit(rollout_field: str | None, where: str) -> Convention:

@@ -8,7 +8,7 @@ import torch
 
 from adapters.contract import Depth, Job, Option, Rank
 from adapters.contract.objective import OF_CRITIC, Objective
-from adapters.engines import experts, megatron_core, router
+from adapters.engines import experts, megatron_core
 from adapters.toolkit.probe import ProbeSeam, probe_capacity
 from adapters.toolkit.worlds import cached
 
@@ -52,7 +52,7 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
         # Depth `reducer` ends before any scaling, but the schedule scales unless the loss is per
         # token.
         calculate_per_token_loss=per_token or job.depth is Depth.REDUCER,
-        **router.options(job),
+        **experts.options(job),
     )
     experts.require_step(job.layout, job.depth)
     head = megatron_core.values_head if job.objective in OF_CRITIC else _logits

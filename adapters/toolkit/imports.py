@@ -63,10 +63,15 @@ def found(path: str) -> Any:
     """A module or one of its members, such as ``package.module:Class.method``; None if missing."""
     home, _, names = path.partition(":")
     try:
-        thing: Any = importlib.import_module(home)
+        module = importlib.import_module(home)
     except ModuleNotFoundError:
         return None
-    for name in filter(None, names.split(".")):
+    return member(module, names) if names else module
+
+
+def member(thing: Any, path: str) -> Any:
+    """The member with a dotted path, such as ``Class.method`` of a module; None if missing."""
+    for name in path.split("."):
         thing = getattr(thing, name, None)
     return thing
 

@@ -13,7 +13,8 @@ from torch.distributed.tensor import DTensor, Shard
 from adapters.contract.batch.altered import PAINTED, SELECTED, Attached, elsewhere
 from adapters.contract.batch.token_values import ENTROPIES, NO_LOG_PROBS
 from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
-from adapters.contract.training import TRAINING
+from adapters.contract.recorded import TRAINING
+from adapters.toolkit.calls import nothing
 from adapters.toolkit.worlds import all_gather
 from reference.arrays import Gradient, Integers, Values
 
@@ -309,8 +310,7 @@ class PretrainedBase(nn.Module):
         super().__init__()
         self.config = config
 
-    def post_init(self) -> None:
-        """Do nothing: there is nothing to initialise."""
+    post_init = staticmethod(nothing)  # there is nothing to initialise
 
 
 def freeze_identity_head(head: nn.Linear) -> None:

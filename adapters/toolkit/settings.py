@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from adapters.contract import Job, Objective, Option, Settings, Unsupported
-from adapters.contract.objective import (
-    FROM_REWARDS,
-    OF_CRITIC,
-    OF_GROUPS,
-    OF_TERMS,
-    OF_VALUES,
-    PENALISING,
-)
+from adapters.contract import Job, Objective, Option, Settings, Unsupported, objective
 from adapters.contract.recipe import flat
 
 if TYPE_CHECKING:
@@ -32,10 +24,14 @@ _Seen = TypeVar("_Seen")
 
 def has_kl_term(job: Job) -> bool:
     """Whether the divergence from the reference policy is in the loss."""
-    return job.configuration.kl or job.objective in (Objective.KL, Objective.ADAPTIVE_KL, *OF_TERMS)
+    return job.configuration.kl or job.objective in (
+        Objective.KL,
+        Objective.ADAPTIVE_KL,
+        *objective.OF_TERMS,
+    )
 
 
-WITH_CRITIC = frozenset({*OF_CRITIC, *OF_VALUES})
+WITH_CRITIC = frozenset({*objective.OF_CRITIC, *objective.OF_VALUES})
 """Objectives that need a critic."""
 
 
@@ -46,22 +42,22 @@ def has_critic(job: Job) -> bool:
 
 def has_reference(job: Job) -> bool:
     """Whether there is a reference policy, for a term of the loss or in rewards."""
-    return has_kl_term(job) or job.objective in PENALISING
+    return has_kl_term(job) or job.objective in objective.PENALISING
 
 
 def gives_advantages(job: Job) -> bool:
     """Whether advantages are given instead of computed by the framework."""
-    return job.objective not in FROM_REWARDS
+    return job.objective not in objective.FROM_REWARDS
 
 
 def trained_model(job: Job, policy: str) -> str:
     """The model whose gradient is read: the ``critic``, or the policy by the given name."""
-    return "critic" if job.objective in OF_CRITIC else policy
+    return "critic" if job.objective in objective.OF_CRITIC else policy
 
 
 def given_values(batch: ProbedBatch) -> list[Values]:
     """A critic's values of response tokens before training, by sample."""
-    return batch.values if batch.objective in OF_VALUES else batch.old_values
+    return batch.values if batch.objective in objective.OF_VALUES else batch.old_values
 
 
 def largest_micro_batch(job: Job, samples: int | None = None) -> int:
@@ -149,7 +145,7 @@ def require_one_step(job: Job, why: str) -> bool:
 
 def require_prompts_together(job: Job, why: str) -> None:
     """Raise `Unsupported` if rewards are compared and samples of a prompt are not adjacent."""
-    if job.objective in OF_GROUPS and any(
+    if job.objective in objective.OF_GROUPS and any(
         len(np.unique(step.groups)) <= np.count_nonzero(np.diff(step.groups)) for step in job.steps
     ):
         raise Unsupported(f"no samples of a prompt apart: {why}")
@@ -320,12 +316,15 @@ def composed(file: Path, words: Iterable[str], version_base: str | None = None) 
         return compose(file.stem, overrides=[*words])
 
 
-def flattened(config: Any, *, resolve: bool = False) -> dict[str, Any]:
-    """The options of an OmegaConf configuration by dotted name; ``resolve`` interpolates values."""
+def flattened(config: Any, section: str = "", *, resolve: bool = False) -> dict[str, Any]:
+    """The options of an OmegaConf configuration by dotted name; ``resolve`` interpolates values.
+
+    ``section`` is the beginning that is left out of the names of options below it.
+    """
     from omegaconf import OmegaConf
 
     whole: Any = OmegaConf.to_container(config, resolve=resolve)
-    return dict(flat(whole))
+    return {path.removeprefix(section): value for path, value in flat(whole)}
 
 
 def yaml(text: str) -> str:

@@ -6,27 +6,27 @@ from copy import deepcopy
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from adapters.contract import Convention, Job, Metric, Objective, Observation, Rank, Unsupported
-from adapters.contract.batch.probed_batch import ProbedBatch
-from adapters.contract.description import Description, Documented, conventions_of
+from adapters.contract import Convention, Job, Metric, Objective, Rank, Unsupported
+from adapters.contract.description import Description, Documented
 from adapters.contract.objective import OF_TERMS
+from adapters.engines.shells import InOneRun
 from adapters.engines.trainers import OnAccelerate
-from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.imports import found
-from adapters.toolkit.worlds import observation
 from adapters.trl import importing
 from adapters.trl.framework import ESTIMATOR, GRPO, RLOO
 from reference.aggregation import DivergenceEstimator, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from adapters.contract.batch.probed_batch import ProbedBatch
     from adapters.contract.framework import Framework, OptionRow, Settings
+    from adapters.engines.shells import Reported
     from adapters.trl.driving import TrlTraining
 
 
-class TrlAdapter(OnAccelerate):
+class TrlAdapter(OnAccelerate, InOneRun):
     """Drives huggingface/trl; subclasses choose the trainer."""
 
     name = "trl"
@@ -34,15 +34,13 @@ class TrlAdapter(OnAccelerate):
     versions = "TRL since 1.9.0"
     distribution = "trl"
     tree = ("trl",)
-    devices = ("cpu",)
-    dtypes = ("float32",)
     dependencies: ClassVar[tuple[str, ...]] = ("accelerate", "transformers")
     recipes = "adapters.trl.recipe:read"
     framework: ClassVar[Framework]
     trainer: ClassVar[str]
     config: ClassVar[str]
     """The paths of the classes below TRL's package."""
-    run: ClassVar[str]
+    training: ClassVar[str]
     """The path, below this package, of the class that runs the trainer; it imports torch."""
     elsewhere: ClassVar[tuple[OptionRow, ...]] = ()
     """Option rows of another record that also apply to this trainer."""
@@ -75,48 +73,35 @@ class TrlAdapter(OnAccelerate):
         """Whether the trainer has settings; True, as its versions do not differ."""
         return True
 
-    def declared(self) -> Mapping[str, Convention]:
-        """The conventions that the trainer's modes leave open."""
-        return self.framework.conventions
-
     def settings(self, job: Job) -> dict[str, Any]:
         """The settings of a job by the trainer's names; a copy that the trainer may modify.
 
         Raises `Unsupported`.
         """
-        return deepcopy(self.framework.settings(job))
+        return deepcopy(super().settings(job))
 
-    def reported(
-        self, job: Job, logs: Sequence[Mapping[str, float]]
-    ) -> Mapping[Metric, tuple[float | None, ...]]:
-        """The metrics that the logs of steps have."""
-        return self.framework.reported(logs)
-
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        """Train all steps of the batch in one run of the trainer."""
+    def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
+        """One run of the trainer."""
         from adapters.engines.generations import schedule_of
         from adapters.toolkit.probe import probe_capacity
         from adapters.trl.driving import TrlRollouts
 
-        batch = ProbedBatch.of(job, conventions_of(self.declared()))
-        chosen = self.settings(job)
-        schedule = schedule_of(job, chosen.get("num_iterations", 1))
+        schedule = schedule_of(job, settings.get("num_iterations", 1))
         rollouts = TrlRollouts(batch, job, schedule, rank.index)
         self.enter_world(rank)
-        with rank.framework(), refusals_of_configuration(job):
-            run: type[TrlTraining] = found(f"adapters.trl.{self.run}")
-            training = run(job, rollouts, probe_capacity(batch.probe_size + 1), chosen)
-        reported = self.reported(job, training.logs)
-        return observation(batch, training.gradients, training.passes.drain(), reported)
+        run: type[TrlTraining] = found(f"adapters.trl.{self.training}")
+        capacity = probe_capacity(batch.probe_size + 1)
+        return run(job, rollouts, capacity, settings, self.classes())
 
 
-class GrpoAdapter(TrlAdapter):
-    """Drives `GRPOTrainer`."""
+class TrlDdpAdapter(TrlAdapter):
+    """`GRPOTrainer` with DistributedDataParallel."""
 
+    engine: ClassVar[str] = "ddp"
     framework = GRPO
     trainer = "trainer.grpo_trainer:GRPOTrainer"
     config = "trainer.grpo_config:GRPOConfig"
-    run = "driving:GrpoTraining"
+    training = "driving:GrpoTraining"
 
     def describe(self) -> Description:
         """Describe the trainer, whose entropy bonus depends on the loss type before 1.10."""
@@ -151,24 +136,23 @@ class GrpoAdapter(TrlAdapter):
             raise Unsupported(f"no loss_type={of_loss['loss_type']}")
         return chosen
 
-    def reported(
-        self, job: Job, logs: Sequence[Mapping[str, float]]
-    ) -> Mapping[Metric, tuple[float | None, ...]]:
+    def reported(self, job: Job, done: Any) -> Reported:
         """The metrics of steps; a loss with one term is the policy loss."""
-        found = dict(super().reported(job, logs))
+        found = dict(super().reported(job, done))
         if job.objective in OF_TERMS:  # TRL's policy loss includes the divergence
             del found[Metric.POLICY_LOSS]
             return found
         return {Metric.POLICY_LOSS: found[Metric.LOSS], **found}
 
 
-class RlooAdapter(TrlAdapter):
-    """Drives `RLOOTrainer`."""
+class TrlRlooAdapter(TrlAdapter):
+    """`RLOOTrainer` with DistributedDataParallel."""
 
+    engine = "rloo"
     framework = RLOO
     trainer = "trainer.rloo_trainer:RLOOTrainer"
     config = "trainer.rloo_config:RLOOConfig"
-    run = "driving:RlooTraining"
+    training = "driving:RlooTraining"
     elsewhere = GRPO.options
 
     def settings(self, job: Job) -> dict[str, Any]:

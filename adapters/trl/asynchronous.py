@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from queue import Queue
 from types import SimpleNamespace
@@ -9,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adapters.toolkit.calls import nothing, refusals
+from adapters.toolkit.calls import nothing
 from adapters.trl.driving import TrlTraining
 from adapters.trl.importing import module
 from adapters.trl.model import HeadWithoutParameters, save_policy
 
 if TYPE_CHECKING:
     from adapters.contract.batch.probed_batch import ProbedBatch
-    from adapters.contract.framework import Settings
     from reference.arrays import Integers, Values
 
 
@@ -48,18 +48,6 @@ class AsyncTraining(TrlTraining):
     The logged divergence is the divergence from the generating policy, estimated by k3.
     """
 
-    path = "experimental.async_grpo.async_grpo_trainer"
-
-    def configured(self, settings: Settings, folder: str) -> Any:
-        """An `AsyncGRPOConfig`; raises `Refused`."""
-        with refusals():
-            config = module("experimental.async_grpo.async_grpo_config").AsyncGRPOConfig
-            return config(output_dir=folder, **settings)
-
-    def trainer_class(self) -> Any:
-        """TRL's trainer."""
-        return module(self.path).AsyncGRPOTrainer
-
     def arguments(self, config: Any) -> dict[str, Any]:
         """Add the policy's folder, an unused prompt, and the rollouts."""
         from datasets import Dataset
@@ -84,13 +72,14 @@ class AsyncTraining(TrlTraining):
 
     def stubs(self) -> dict[str, Any]:
         """Stubs of the device's speed, which only CUDA knows, and of an endless thread."""
+        home: Any = sys.modules[self.trainer.__module__]
 
-        class WithoutTraces(module(self.path).RolloutQueueDataset):  # type: ignore[misc]
+        class WithoutTraces(home.RolloutQueueDataset):
             def _drain_traces(self) -> None:
                 """Do nothing: traces stay in their queue."""
 
         speed = {"get_peak_flops_per_device": lambda *_: None}  # required by TRL since 1.15
-        known = speed if hasattr(module(self.path), *speed) else {}
+        known = speed if hasattr(home, *speed) else {}
         return {**known, "RolloutQueueDataset": WithoutTraces}
 
 

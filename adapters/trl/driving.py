@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
-from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import numpy as np
 import torch
 
 from adapters.contract import Job, Metric, Objective, Settings
-from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.job import DEFAULT_CONFIGURATION
 from adapters.engines.accelerate import Watch
 from adapters.engines.generations import Generated
+from adapters.engines.pretrained import tokenizer
 from adapters.toolkit.calls import nothing, refusals
 from adapters.toolkit.probe import token_table
 from adapters.toolkit.settings import gives_advantages, yaml
+from adapters.trl import model as probed
 from adapters.trl.framework import GRPO
 from adapters.trl.importing import has_fused_lm_head, module
-from adapters.trl.model import (
-    policy,
-    predicted,
-    put_probe_in,
-    put_probe_in_chunks,
-    put_probe_in_liger_loss,
-)
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -74,45 +68,35 @@ def quarters(completions: list[Any], reward: list[float | None], **_: Any) -> li
     return [None if one is None else one / 4 for one in reward]
 
 
-def tokenizer(end: int) -> Any:
-    """A tokenizer with padding and the end of text only; other ids are decoded to nothing."""
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from transformers import PreTrainedTokenizerFast
-
-    words = {"<pad>": PADDING_ID, "<end>": end}
-    return PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")),
-        pad_token="<pad>",
-        eos_token="<end>",
-    )
-
-
-class TrlTraining(ABC):
+class TrlTraining:
     """One run of a trainer, with its gradients and logs; subclasses choose the trainer."""
 
-    path: ClassVar[str]
-    """The trainer's module."""
-
-    def __init__(self, job: Job, rollouts: TrlRollouts, capacity: int, settings: Settings) -> None:
+    def __init__(
+        self, job: Job, rollouts: TrlRollouts, capacity: int, settings: Settings, classes: Any
+    ) -> None:
         self.job, self.rollouts, self.capacity = job, rollouts, capacity
+        self.trainer, self.config = classes
         self.watch = Watch()
         with tempfile.TemporaryDirectory(prefix="rl-loss-trl-") as folder, self._replaced():
-            trainer = self.trainer_class()(**self.arguments(self.configured(settings, folder)))
-            self.prepare(trainer)
-            trainer.train()
+            with refusals():
+                configured = self.configured(settings, folder)
+            made = self.trainer_class()(**self.arguments(configured))
+            self.prepare(made)
+            made.train()
 
-    @abstractmethod
     def configured(self, settings: Settings, folder: str) -> Any:
-        """The trainer's configuration, with a folder for output; raises `Refused`."""
+        """The trainer's configuration, with a folder for output."""
+        return self.config(output_dir=folder, **settings)
 
-    @abstractmethod
     def trainer_class(self) -> Any:
         """The trainer, or a subclass that sets values for which the trainer has no argument."""
+        return self.trainer
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """The arguments of the trainer's constructor."""
-        return {"args": config, "processing_class": tokenizer(self.rollouts.end)}
+        # Only padding and the end of text are words.
+        processor = tokenizer({"<end>": self.rollouts.end}, "<end>")
+        return {"args": config, "processing_class": processor}
 
     def stubs(self) -> dict[str, Any]:
         """Replacements of functions and classes of the trainer's module."""
@@ -130,7 +114,7 @@ class TrlTraining(ABC):
         """Set the outputs that a model returns in forward passes without a gradient."""
         model.given = token_table(self.rollouts.batch, log_probs)
         if self.fuses_lm_head():
-            put_probe_in(model)
+            probed.put_probe_in(model)
 
     def fuses_lm_head(self) -> bool:
         """Whether the model's own forward pass returns log-probabilities."""
@@ -148,8 +132,8 @@ class TrlTraining(ABC):
         return [self.watch.logs[index] for index in self.rollouts.schedule.observed]
 
     def _replaced(self) -> AbstractContextManager[object]:
-        stubs = self.stubs()
-        return mock.patch.multiple(module(self.path), **stubs) if stubs else nullcontext()
+        stubs, home = self.stubs(), sys.modules[self.trainer.__module__]
+        return mock.patch.multiple(home, **stubs) if stubs else nullcontext()
 
 
 class GeneratingTraining(TrlTraining):
@@ -163,7 +147,9 @@ class GeneratingTraining(TrlTraining):
         is_weighted = self.job.objective is Objective.WEIGHTED
         return {
             **super().arguments(config),
-            "model": policy(self.capacity, has_router=self.job.objective is Objective.ROUTER),
+            "model": probed.policy(
+                self.capacity, has_router=self.job.objective is Objective.ROUTER
+            ),
             "reward_funcs": [rewards, quarters] if is_weighted else rewards,
             "train_dataset": self._prompts(config),
         }
@@ -196,25 +182,22 @@ class GeneratingTraining(TrlTraining):
 def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:
     """The completion ids in TRL's rows, as predicted by the model."""
     rows = torch.cat([made["prompt_ids"], made["completion_ids"]], dim=1)
-    return predicted(rows)[:, -made["completion_ids"].shape[1] :]
+    return probed.predicted(rows)[:, -made["completion_ids"].shape[1] :]
 
 
 class GrpoTraining(GeneratingTraining):
     """One run of `GRPOTrainer`, which takes rollouts and token advantages from its user."""
 
-    path = "trainer.grpo_trainer"
-
     def configured(self, settings: Settings, folder: str) -> Any:
-        """A `GRPOConfig`; raises `Refused`.
+        """A `GRPOConfig`.
 
         The settings of a job's `Configuration` are typed on the command line or in a configuration
         file, which TRL's parser reads.
         """
+        if self.job.configuration == DEFAULT_CONFIGURATION:
+            return super().configured(settings, folder)
         chosen = {"output_dir": folder, **settings}
-        with refusals():
-            if self.job.configuration == DEFAULT_CONFIGURATION:
-                return module("trainer.grpo_config").GRPOConfig(**chosen)
-            return _parsed(self.job, chosen, Path(folder) / "config.yaml")
+        return _parsed(self.job, chosen, Path(folder) / "config.yaml")
 
     def stubs(self) -> dict[str, Any]:
         """Also replace vLLM's engine, which would receive weights."""
@@ -231,12 +214,12 @@ class GrpoTraining(GeneratingTraining):
 
     def trainer_class(self) -> Any:
         """TRL's trainer, or a subclass that sets given token advantages, which TRL allows."""
-        trainer = module(self.path).GRPOTrainer
         if not gives_advantages(self.job):
-            return trainer
+            return self.trainer
+        trainer: Any = self.trainer
         given = self.given_advantages
 
-        class GrpoTrainerWithAdvantages(trainer):  # type: ignore[misc,valid-type] # loaded when run
+        class GrpoTrainerWithAdvantages(trainer):
             def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
                 made: dict[str, torch.Tensor] = super()._generate_and_score_completions(inputs)
                 return made | {"advantages": given(made)}
@@ -256,9 +239,9 @@ class LigerTraining(GrpoTraining):
         """Put the probe into the functions for which the version uses Liger-Kernel."""
         super().prepare(trainer)
         if hasattr(trainer, "liger_loss"):
-            put_probe_in_liger_loss(trainer)
+            probed.put_probe_in_liger_loss(trainer)
         else:
-            put_probe_in_chunks(trainer)
+            probed.put_probe_in_chunks(trainer)
 
     def given_advantages(self, made: dict[str, torch.Tensor]) -> torch.Tensor:
         """The case's sample advantages for TRL's rows: [rows]."""
@@ -292,20 +275,14 @@ class RlooTraining(GeneratingTraining):
     Its logged clip ratio counts samples instead of tokens.
     """
 
-    path = "trainer.rloo_trainer"
-
-    def configured(self, settings: Settings, folder: str) -> Any:
-        """An `RLOOConfig`; raises `Refused`."""
-        with refusals():
-            return module("trainer.rloo_config").RLOOConfig(output_dir=folder, **settings)
-
     def trainer_class(self) -> Any:
         """TRL's trainer with the case's rollouts, and the case's advantages if they are given."""
         generations = map(self.rollouts.generated, count())
         of_tokens = token_table(self.rollouts.batch, self.rollouts.batch.advantages)
         given = gives_advantages(self.job)
+        trainer: Any = self.trainer
 
-        class WithRollouts(module(self.path).RLOOTrainer):  # type: ignore[misc] # loaded when run
+        class WithRollouts(trainer):
             def _generate_and_score_completions(self, inputs: Any) -> dict[str, torch.Tensor]:
                 self._generation = next(generations)
                 rows = zip(inputs, self._generation["reward"], strict=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from adapters.contract import BatchProperty, Description, Job, Layout, Observation, Rank
 from adapters.engines.trainers import OnDeepspeed, OnFsdp2, sharded, zero_record
 from adapters.trl import importing
-from adapters.trl.adapter import GrpoAdapter, RlooAdapter, TrlAdapter
+from adapters.trl.adapter import TrlAdapter, TrlDdpAdapter, TrlRlooAdapter
 from adapters.trl.framework import ASYNC, GRPO, LIGER
 
 if TYPE_CHECKING:
@@ -23,23 +23,17 @@ NEVER_MADE = {
 """
 
 
-class TrlDdpAdapter(GrpoAdapter):
-    """`GRPOTrainer` with DistributedDataParallel."""
-
-    engine = "ddp"
-
-
-class TrlFsdp2Adapter(OnFsdp2, GrpoAdapter):
+class TrlFsdp2Adapter(OnFsdp2, TrlDdpAdapter):
     """`GRPOTrainer` with FSDP2."""
 
     framework = sharded(GRPO)
 
 
-class TrlDeepspeedAdapter(OnDeepspeed, GrpoAdapter):
+class TrlDeepspeedAdapter(OnDeepspeed, TrlDdpAdapter):
     """`GRPOTrainer` with DeepSpeed's engine."""
 
     framework = zero_record(GRPO)
-    dependencies = (*GrpoAdapter.dependencies, "deepspeed")
+    dependencies = (*TrlDdpAdapter.dependencies, "deepspeed")
 
     def load(self, source: Path | None) -> None:
         """Set the environment of Triton, which DeepSpeed imports."""
@@ -47,25 +41,19 @@ class TrlDeepspeedAdapter(OnDeepspeed, GrpoAdapter):
         super().load(source)
 
 
-class TrlLigerAdapter(GrpoAdapter):
+class TrlLigerAdapter(TrlDdpAdapter):
     """`GRPOTrainer` with ``use_liger_kernel``, with DistributedDataParallel."""
 
     engine = "liger"
     versions = "use_liger_kernel of TRL 1.9.0 to 1.14.2"
     framework = LIGER
-    run = "driving:LigerTraining"
-    dependencies = (*GrpoAdapter.dependencies, "liger-kernel")
+    training = "driving:LigerTraining"
+    dependencies = (*TrlDdpAdapter.dependencies, "liger-kernel")
 
     def load(self, source: Path | None) -> None:
         """Also import Liger-Kernel; fails if the version uses it only for layers of the model."""
         super().load(source)
         importing.require_use_of_liger()
-
-
-class TrlRlooAdapter(RlooAdapter):
-    """`RLOOTrainer` with DistributedDataParallel."""
-
-    engine = "rloo"
 
 
 class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
@@ -79,7 +67,7 @@ class TrlAsyncAdapter(OnFsdp2, TrlAdapter):
     framework = sharded(ASYNC)
     trainer = "experimental.async_grpo.async_grpo_trainer:AsyncGRPOTrainer"
     config = "experimental.async_grpo.async_grpo_config:AsyncGRPOConfig"
-    run = "asynchronous:AsyncTraining"
+    training = "asynchronous:AsyncTraining"
     elsewhere = GRPO.options
 
     def layouts(self) -> list[Layout]:

@@ -50,9 +50,9 @@ def _put_the_probe_in() -> None:
     if has_fused_lm_head():
         return
     for trainer in map(module, TRAINERS):
-        for name, with_probe in model.FUNCTIONS.items():
+        for name, added in model.FUNCTIONS.items():
             if hasattr(trainer, name):
-                setattr(trainer, name, with_probe(getattr(trainer, name)))
+                setattr(trainer, name, model.adding(getattr(trainer, name), *added))
 
 
 def needs_triton() -> bool:

@@ -238,34 +238,23 @@ def put_probe_in_chunks(trainer: Any) -> None:
     trainer._chunked_logps = log_probs
 
 
-def add_log_probs(log_softmax: Callable[..., Any]) -> Callable[..., Any]:
-    """Log-probabilities of rows' last tokens, for versions without a fused LM head."""
+def adding(
+    function: Callable[..., Any], *added: Callable[[ProbeForTRL], torch.Tensor]
+) -> Callable[..., Any]:
+    """Wrap a function of logits, adding values of the latest forward pass to its results.
 
-    def log_probs(logits: Any, tokens: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        real = log_softmax(logits, tokens.clamp(max=0), *arguments, **named)
-        return real + _last(ProbeForTRL.values, tokens)
+    The results are for rows' last tokens, in versions without a fused LM head.
+    """
 
-    return log_probs
+    def probed(logits: torch.Tensor, *arguments: Any, **named: Any) -> Any:
+        # The ids of tokens become the id of the vocabulary's only token.
+        ids = [one.clamp(max=0) if isinstance(one, torch.Tensor) else one for one in arguments]
+        found = function(logits, *ids, **named)
+        results = found if isinstance(found, tuple) else (found,)
+        summed = [one + _last(of, logits) for one, of in zip(results, added, strict=True)]
+        return tuple(summed) if isinstance(found, tuple) else summed[0]
 
-
-def add_entropies(entropy: Callable[..., Any]) -> Callable[..., Any]:
-    """Entropies at the positions that predict the rows' last tokens."""
-
-    def entropies(logits: torch.Tensor, *arguments: Any, **named: Any) -> Any:
-        return entropy(logits, *arguments, **named) + _last(ProbeForTRL.entropies, logits)
-
-    return entropies
-
-
-def add_both(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Log-probabilities and entropies from one function."""
-
-    def both(logits: Any, tokens: torch.Tensor, *arguments: Any, **named: Any) -> tuple[Any, Any]:
-        log_probs, entropies = function(logits, tokens.clamp(max=0), *arguments, **named)
-        added = _last(ProbeForTRL.values, tokens), _last(ProbeForTRL.entropies, tokens)
-        return log_probs + added[0], entropies + added[1]
-
-    return both
+    return probed
 
 
 def _last(of: Callable[[ProbeForTRL], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
@@ -275,8 +264,8 @@ def _last(of: Callable[[ProbeForTRL], torch.Tensor], rows: torch.Tensor) -> torc
 
 
 FUNCTIONS = {
-    "selective_log_softmax": add_log_probs,
-    "entropy_from_logits": add_entropies,
-    "selective_log_softmax_and_entropy": add_both,
+    "selective_log_softmax": (ProbeForTRL.values,),
+    "entropy_from_logits": (ProbeForTRL.entropies,),
+    "selective_log_softmax_and_entropy": (ProbeForTRL.values, ProbeForTRL.entropies),
 }
-"""TRL's functions of logits, each with the wrapper that adds the probe."""
+"""TRL's functions of logits, each with the functions of the values to add to its results."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.engines.shells import InOneRun
 from adapters.toolkit.imports import choices_in, found, import_from
+from adapters.toolkit.settings import KnownOptions
 from adapters.toolkit.worlds import make_on_first_rank
 from adapters.tunix.framework import TUNIX
 
@@ -62,7 +63,7 @@ class TunixAdapter(InOneRun):
 
     def describe(self) -> Description:
         """Describe the learner by its configurations' fields, and the choices in its loss."""
-        config, training, _ = map(found, CONFIGS)
+        config, training, rollout = map(found, CONFIGS)
         algorithms = inspect.getsource(found("tunix.rl.algo_core"))
         registering = r'register_advantage_estimator\("(\w+)"\)'
         choices = {
@@ -71,17 +72,13 @@ class TunixAdapter(InOneRun):
             "advantage_estimator": {*re.findall(registering, algorithms)},
         }
         attributes = {*re.findall(r'"(epsilon_\w+)"', algorithms)}
-        known = {"mesh.shape", *attributes}.union(*(_names(found(one)) for one in CONFIGS))
-
-        def offers(settings: Settings) -> bool:
-            return settings.keys() <= known and all(
-                settings.get(name) in {None, *values} for name, values in choices.items()
-            )
-
-        values = {f"{name}={one}" for name, chosen in choices.items() for one in chosen}
+        options = KnownOptions.read_fields(choices, config, training, rollout)
+        others = dict.fromkeys(("mesh.shape", *attributes))
+        options = replace(options, defaults={**options.defaults, **others})
+        own = {*_names(config), *_names(training), *attributes}
         return self.framework.description(
-            offers,
-            {*_names(config), *_names(training), *attributes, *values},
+            options.offers,
+            options.options_and_choices(own),
             lambda name: getattr(config, name, None),
         )
 

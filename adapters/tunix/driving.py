@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from adapters.contract.batch.altered import elsewhere
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import OFF_POLICY
-from adapters.toolkit.calls import refusals
+from adapters.toolkit.calls import nothing, refusals
 from adapters.toolkit.imports import found
 from adapters.toolkit.settings import field_settings, gives_advantages
 
@@ -121,8 +121,7 @@ def rollouts(batch: ProbedBatch, of_prompt: int, is_corrected: bool) -> type:
         def get_per_token_logps(self, *_: Any, **__: Any) -> Any:
             raise NotImplementedError
 
-        def update_params(self, *_: Any, **__: Any) -> None:
-            """Do nothing: samples do not depend on parameters."""
+        update_params = staticmethod(nothing)  # samples do not depend on parameters
 
         def pad_id(self) -> int:
             return PADDING_ID

@@ -20,9 +20,8 @@ from adapters.toolkit.calls import refusals_of_configuration
 from adapters.toolkit.settings import has_critic, last_epoch, trained_model
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from adapters.verl import importing
-from adapters.verl.framework import VERL, legacy_record
+from adapters.verl.framework import VERL, legacy_record, uses_legacy_trainer
 from adapters.verl.importing import configured, loss_of, module
-from adapters.verl.sizes import uses_legacy_trainer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

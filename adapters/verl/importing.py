@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.imports import choices_in, import_from, modules_of, name_classes_as_before
-from adapters.toolkit.settings import composed
+from adapters.toolkit.imports import (
+    choices_in,
+    found,
+    import_from,
+    modules_of,
+    name_classes_as_before,
+)
+from adapters.toolkit.settings import composed, flattened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,11 +57,7 @@ def import_verl(source: Path | None) -> None:
 
 def has_default_trainer() -> bool:
     """Whether this version has the default trainer; if not, only the legacy one exists."""
-    try:
-        trainer = module("trainer.ppo.v1.trainer_sync").PPOTrainerSync
-    except ModuleNotFoundError:
-        return False
-    return hasattr(trainer, "_step_once")
+    return found("verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._step_once") is not None
 
 
 def name_what_transformers_has_renamed() -> None:
@@ -154,9 +156,10 @@ def loss_of(config: Any, actor_config: Any) -> Callable[..., Any]:
 @cache
 def _paths(model_engine: str | None) -> tuple[str, ...]:
     """The paths of this version's options in its configuration."""
-    from omegaconf import OmegaConf
-
-    return tuple(_leaves(OmegaConf.to_container(pickle.loads(_defaults(model_engine)))))
+    entries = flattened(pickle.loads(_defaults(model_engine))).items()
+    # Empty sections are no options, and neither are the classes of sections.
+    options = (name for name, value in entries if value != {})
+    return tuple(name for name in options if name.split(".")[-1] != "_target_")
 
 
 @cache
@@ -167,15 +170,6 @@ def _paths_of_types() -> tuple[str, ...]:
         return ()
     names = module("trainer.config.algorithm").RolloutCorrectionConfig.__dataclass_fields__
     return tuple(f"{ACTOR}.policy_loss.rollout_correction.{name}" for name in names)
-
-
-def _leaves(section: Any) -> Iterator[str]:
-    """Yields the options of a section and of the sections in it."""
-    for name, value in section.items():
-        if isinstance(value, dict):
-            yield from (f"{name}.{inner}" for inner in _leaves(value))
-        elif name != "_target_":
-            yield name
 
 
 def _path(name: str) -> str:

@@ -12,6 +12,7 @@ from adapters.contract import Depth, Job, Layout, Objective, Option, Rank, Setti
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION
 from adapters.engines.shells import OnMegatron
+from adapters.toolkit.calls import nothing
 from adapters.toolkit.imports import stub
 from adapters.toolkit.settings import samples_per_step
 from adapters.verl.adapter import VerlAdapter, made_engine, new_worker
@@ -170,13 +171,11 @@ class StubMegatronBridge:
         self._layout, self._capacity, self._rank = layout, capacity, rank
         self._output = output
 
-    def from_hf_pretrained(self, path: str, **_: object) -> StubMegatronBridge:
-        """The bridge for a checkpoint; the checkpoint is not read."""
+    def from_hf_pretrained(self, *_: object, **__: object) -> StubMegatronBridge:
+        """The bridge for a checkpoint, which is not read; it is the provider too."""
         return self
 
-    def to_megatron_provider(self, load_weights: bool) -> StubMegatronBridge:
-        """The provider, which is this object."""
-        return self
+    to_megatron_provider = from_hf_pretrained
 
     def apply_overrides_and_finalize(
         self, dtype: torch.dtype, overrides: Mapping[str, object]
@@ -207,11 +206,8 @@ class StubMegatronBridge:
         self.policy = megatron_core.policy_of(bare, self._rank, Depth.STEP, ddp_config)
         return self.policy.chunks
 
-    def register_pre_wrap_hook(self, hook: object) -> None:
-        """Ignore the hook that adds a critic's head to a model: ours has one."""
-
-    def load_hf_weights(self, model: list[Any], path: str, **_: object) -> None:
-        """Leave the probe at 0."""
+    # A hook would add a critic's head to a model, but ours has one. The probe is left at 0.
+    register_pre_wrap_hook = load_hf_weights = staticmethod(nothing)
 
 
 def _ddp_config(

@@ -12,9 +12,12 @@ from adapters.verl.framework import CHECKPOINT
 from adapters.verl.importing import ACTOR, module
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from adapters.verl.adapter import VerlAdapter
+
+SECTION = f"{ACTOR}."
+"""The section that is left out in the option names of the record."""
 
 MEGATRON = tuple(f"megatron.{name}" for name in PARALLEL_SIZES)
 ULYSSES = "fsdp_config.ulysses_sequence_parallel_size"
@@ -30,16 +33,17 @@ def read(adapter: VerlAdapter, typed: recipe.Typed) -> recipe.Recipe:
             config = OmegaConf.merge(config, recipe.nested_yaml(typed.file))
         if typed.ranks:
             config.trainer.n_gpus_per_node, config.trainer.nnodes = typed.ranks, 1
-        following = {name for name, value in _named(config) if "${" in str(value)}
+        unresolved = flattened(config, SECTION)
+        following = {name for name, value in unresolved.items() if "${" in str(value)}
         OmegaConf.resolve(config)
         # If a user does not say whether there is a critic, the advantage estimator decides.
         config.critic.enable = module("trainer.ppo.utils").need_critic(config)
-        values = dict(_named(config))
+        values = flattened(config, SECTION)
         _validate(config)
     engine = str(config.actor_rollout_ref.actor.strategy)
     # The word that chooses the engine also chooses other defaults.
     of_engine = [word for word in typed.words if word.startswith("model_engine=")]
-    unset = dict(_named(_composed(of_engine), resolve=True))
+    unset = flattened(_composed(of_engine), SECTION, resolve=True)
     defaults = recipe.extend_defaults(unset, values, values.keys() - following)
     ranks = int(config.trainer.n_gpus_per_node) * int(config.trainer.nnodes)
     shared = MEGATRON if engine == "megatron" else (ULYSSES,)
@@ -91,9 +95,3 @@ def _validate(config: Any) -> None:
     module("utils.config").validate_config(
         config, use_reference_policy=penalises, use_critic=bool(config.critic.enable)
     )
-
-
-def _named(config: Any, *, resolve: bool = False) -> Iterator[tuple[str, Any]]:
-    """Yield all options by their names in the record."""
-    for path, value in flattened(config, resolve=resolve).items():
-        yield path.removeprefix(f"{ACTOR}."), value

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from adapters.contract import Option
-from adapters.contract.batch.formulas import DERIVATIVES
+from adapters.contract.batch.columns import DERIVATIVES
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import (
     CONSTANTS,

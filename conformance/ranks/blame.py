@@ -28,7 +28,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from adapters.contract import Adapter
-from adapters.contract.training import TRAINING
+from adapters.contract.recorded import TRAINING
 from adapters.toolkit.imports import is_stub
 from conformance.findings.sanitize import sanitize, sanitized_traceback
 from conformance.findings.verdict import Verdict

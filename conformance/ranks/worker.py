@@ -21,9 +21,8 @@ from adapters.contract import Job, Rank, Refused, Unsupported
 from adapters.contract.batch.altered import painting
 from adapters.contract.batch.probed_batch import AlteredBatch
 from adapters.contract.job import Edit
-from adapters.contract.logged import LOGGED
 from adapters.contract.objective import Objective
-from adapters.contract.training import TRAINING
+from adapters.contract.recorded import LOGGED, TRAINING
 from conformance.findings.sanitize import sanitize
 from conformance.ranks import changed, preload
 from conformance.ranks.blame import blame

@@ -7,7 +7,7 @@ import torch
 
 from adapters.contract import Depth, Layout, Option, Unsupported
 from adapters.contract.objective import Objective
-from adapters.engines import experts, router
+from adapters.engines import experts
 from reference.aggregation import Mode
 from tests.adapters import steps
 
@@ -75,7 +75,7 @@ def test_a_router_has_an_expert_for_each_rank_that_shares_them(layout: str, coun
         "uneven_lengths", Mode.TOKEN_MEAN, f"dp2-cp1-mb1-bshd{layout}", Objective.ROUTER
     )
 
-    assert router.options(given) == {}
-    assert router.options(routed)["num_moe_experts"] == count
-    assert router.TYPED["--num-experts"](routed) == count
-    assert router.TYPED["--moe-router-load-balancing-type"] == "aux_loss"
+    assert experts.options(given) == {}
+    assert experts.options(routed)["num_moe_experts"] == count
+    assert experts.TYPED["--num-experts"](routed) == count
+    assert experts.TYPED["--moe-router-load-balancing-type"] == "aux_loss"

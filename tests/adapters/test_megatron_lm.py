@@ -16,9 +16,9 @@ from adapters.contract import Job, Unsupported
 from adapters.contract.description import conventions_of
 from adapters.contract.objective import Metric, Objective
 from adapters.contract.recipe import Typed
-from adapters.engines.transformer_engine import partitioned
 from adapters.megatron_lm.adapter import MegatronLmAdapter
 from adapters.megatron_lm.framework import MEGATRON_LM, PER_TOKEN
+from adapters.megatron_lm.importing import partitioned
 from conformance.findings.errors import InvalidRecipeError
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran, RankPool

@@ -52,7 +52,7 @@ def test_generation_of_one_step_is_cut_on_each_rank() -> None:
     schedule = schedule_of(job(case="two_steps"), iterations=1)
 
     assert schedule.generation_size == 8
-    assert schedule.generations == schedule.optimizer_steps == 2
+    assert schedule.generations == schedule.steps * schedule.iterations == 2
     assert schedule.samples(1, 0) == [8, 9, 10, 11]
     assert schedule.samples(1, 1) == [12, 13, 14, 15]
     assert schedule.observed == [0, 1]
@@ -64,7 +64,7 @@ def test_generation_of_all_steps_has_a_part_of_each_on_every_rank() -> None:
     assert schedule.generation_size == 16
     assert schedule.generations == 1
     assert schedule.samples(0, 1) == [4, 5, 6, 7, 12, 13, 14, 15]
-    assert schedule.optimizer_steps == 4
+    assert schedule.steps * schedule.iterations == 4
     assert schedule.observed == [2, 3], "both steps are trained before either is trained again"
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from adapters.contract.training import TRAINING
+from adapters.contract.recorded import TRAINING
 from conformance.findings.verdict import Verdict, driven_instead
 from conformance.ranks.blame import blame
 from tests.drifting import adapter, framework

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Depth, FixedMode, Job, Layout, Observation
-from adapters.contract.batch.formulas import DERIVATIVES
+from adapters.contract.batch.columns import DERIVATIVES
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.objective import CONSTANTS, Objective
 from adapters.native.adapter import NativeAdapter

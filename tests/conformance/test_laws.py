@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from adapters.contract import Job, Layout, Observation, Option, Rank
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.batch.token_values import NEW_NAME
-from adapters.contract.logged import LOGGED
 from adapters.contract.objective import FROM_REWARDS, WITH_REJECTION, Objective
+from adapters.contract.recorded import LOGGED
 from adapters.native.adapter import NativeAdapter
 from conformance.findings.verdict import Check, Verdict
 from conformance.judging.weights import Judgement

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Assumed, Description, Documented, Layout, Observation
-from adapters.contract.batch.formulas import DERIVATIVES
+from adapters.contract.batch.columns import DERIVATIVES
 from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.description import Convention
 from adapters.contract.objective import CONSTANTS, SELECTING, Objective

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adapters.contract.batch.formulas import DERIVATIVES
+from adapters.contract.batch.columns import DERIVATIVES
 from adapters.contract.objective import (
     CONSTANTS,
     OF_THE_ROLLOUT_POLICY,

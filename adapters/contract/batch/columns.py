@@ -8,31 +8,54 @@ from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
+from adapters.contract import objective
 from adapters.contract.batch import token_values
-from adapters.contract.batch.formulas import DERIVATIVES
 from adapters.contract.batch.sequences import Sequences
-from adapters.contract.objective import (
-    CONSTANTS,
-    ENTROPY_COEFFICIENT,
-    FROM_REWARDS,
-    KL_COEFFICIENT,
-    OF_LOG_PROBS,
-    OF_ROLLOUT_RATIOS,
-    OF_TEACHER,
-    OF_THE_ROLLOUT_POLICY,
-    OFF_POLICY,
-    ONE_ADVANTAGE,
-    Objective,
-)
+from adapters.contract.objective import Objective
 from reference.aggregation import AdvantageUnit, DivergenceEstimator
 from reference.controllers import AdaptiveCoefficient
-from reference.losses import divergences, value_losses
+from reference.losses import corrections, divergences, policy_losses, value_losses
 from reference.losses.policy_losses import PolicyTokens
 from reference.losses.value_losses import ValueTokens
 
 if TYPE_CHECKING:
     from reference.arrays import Values
 
+
+DERIVATIVES = {
+    Objective.OFF_POLICY: policy_losses.ppo,
+    Objective.REJECTION_OFF_POLICY: policy_losses.ppo,
+    Objective.DUAL_CLIP: policy_losses.dual_clip,
+    Objective.GSPO: policy_losses.gspo,
+    Objective.CISPO: policy_losses.cispo,
+    Objective.SAPO: policy_losses.sapo,
+    # All new log-probabilities are 0, so all covariances are 0 and no token is clipped.
+    # `COVARIANCE_CLIPPED` has non-zero covariances.
+    Objective.CLIP_COV: policy_losses.ppo,
+    Objective.KL_COV: policy_losses.kl_cov,
+    Objective.GEO_MEAN: policy_losses.geo_mean,
+    Objective.GPG: policy_losses.gpg,
+    Objective.DRO: policy_losses.dro,
+    Objective.TIS_TOKEN: corrections.tis_token,
+    Objective.TIS_SEQUENCE: corrections.tis_sequence,
+    Objective.SEQUENCE_MASKED: corrections.sequence_masked,
+    Objective.COVARIANCE_CLIPPED: corrections.covariance_clipped,
+    Objective.COVARIANCE_PENALISED: corrections.covariance_penalised,
+    Objective.DPPO_TV: policy_losses.dppo_tv,
+    Objective.DPPO_KL: policy_losses.dppo_kl,
+    Objective.IMPORTANCE_SAMPLING: policy_losses.importance_sampling,
+    Objective.ROLLOUT_IS: policy_losses.rollout_is,
+    Objective.REINFORCE_NORMALISED: corrections.reinforce_normalised,
+    Objective.TIS_NORMALISED: corrections.tis_normalised,
+    Objective.TIS_BOUNDED: corrections.tis_bounded,
+    Objective.ICEPOP: corrections.icepop,
+    Objective.SEQUENCE_ICEPOP: corrections.sequence_icepop,
+    Objective.PRODUCT_MASKED: corrections.product_masked,
+    Objective.OUTLIER_MASKED: corrections.outlier_masked,
+    Objective.OPSM: corrections.opsm,
+    Objective.M2PO: corrections.m2po,
+}
+"""The derivative of each off-policy loss with respect to a token's log-probability."""
 
 _Tokens = TypeVar("_Tokens", PolicyTokens, ValueTokens)
 
@@ -61,7 +84,7 @@ class Columns(Sequences):
 
         With advantages by token, tokens that only a changed step has (`NEW_NAME`) have 0.
         """
-        if self.objective in ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
+        if self.objective in objective.ONE_ADVANTAGE or self.advantage_unit is AdvantageUnit.SAMPLE:
             of_sample = token_values.ADVANTAGES[self.sample_names % len(token_values.ADVANTAGES)]
             of_samples = zip(self.responses, of_sample, strict=True)
             return [np.full(len(ids), advantage) for ids, advantage in of_samples]
@@ -81,7 +104,9 @@ class Columns(Sequences):
     @property
     def _log_prob_table(self) -> Values:
         return (
-            token_values.LOG_PROBS if self.objective in OF_LOG_PROBS else token_values.NO_LOG_PROBS
+            token_values.LOG_PROBS
+            if self.objective in objective.OF_LOG_PROBS
+            else token_values.NO_LOG_PROBS
         )
 
     def _id_table(self, table: Values) -> Values:
@@ -110,7 +135,7 @@ class Columns(Sequences):
     @cached_property
     def old_log_probs(self) -> list[Values]:
         """Log-probabilities of the old policy."""
-        if self.objective not in OFF_POLICY or self.objective is Objective.M2PO:
+        if self.objective not in objective.OFF_POLICY or self.objective is Objective.M2PO:
             return self.log_probs
         table = token_values.FALLS if self.objective is Objective.OPSM else token_values.LOG_RATIOS
         pairs = zip(self.log_probs, self.response_values(table), strict=True)
@@ -124,16 +149,16 @@ class Columns(Sequences):
     @cached_property
     def teacher_log_probs(self) -> list[Values]:
         """Log-probabilities of a teacher. Under a teacher loss, all differ from the policy's."""
-        if self.objective in OF_TEACHER:
+        if self.objective in objective.OF_TEACHER:
             return self.reference_log_probs
         return [-log_ratios for log_ratios in self.response_values(token_values.LOG_RATIOS)]
 
     @cached_property
     def rollout_log_probs(self) -> list[Values]:
         """Log-probabilities of the rollout policy, which mark the tokens to reject or correct."""
-        if self.objective in OF_THE_ROLLOUT_POLICY:
+        if self.objective in objective.OF_THE_ROLLOUT_POLICY:
             return self.old_log_probs
-        if self.objective in OF_ROLLOUT_RATIOS:
+        if self.objective in objective.OF_ROLLOUT_RATIOS:
             table = token_values.OWN_LOG_RATIOS.get(self.objective, token_values.ROLLOUT_LOG_RATIOS)
             pairs = zip(self.old_log_probs, self.response_values(table), strict=True)
             return [old - log_ratio for old, log_ratio in pairs]
@@ -177,20 +202,20 @@ class Columns(Sequences):
 
         If there is a policy loss, auxiliary losses beside it are left out.
         """
-        if self.objective in OFF_POLICY:
-            return DERIVATIVES[self.objective](self.policy_tokens, CONSTANTS)
+        if self.objective in objective.OFF_POLICY:
+            return DERIVATIVES[self.objective](self.policy_tokens, objective.CONSTANTS)
         if self.objective is Objective.VALUE_CLIPPED:
-            return value_losses.value_clipped(self.value_tokens, CONSTANTS.value_clip)
+            return value_losses.value_clipped(self.value_tokens, objective.CONSTANTS.value_clip)
         if self.objective in (Objective.KL, Objective.ADAPTIVE_KL):
-            return KL_COEFFICIENT * self.divergence_derivatives
-        if self.objective in OF_TEACHER:
+            return objective.KL_COEFFICIENT * self.divergence_derivatives
+        if self.objective in objective.OF_TEACHER:
             return -np.concatenate(self.teacher_log_probs)
         raw_advantages = np.concatenate(self.raw_advantages)
         alone = {
-            Objective.ENTROPY: -ENTROPY_COEFFICIENT,
+            Objective.ENTROPY: -objective.ENTROPY_COEFFICIENT,
             Objective.SFT: -1.0,
             # The observed derivatives are the framework's own advantages.
-            **dict.fromkeys(FROM_REWARDS, -1.0),
+            **dict.fromkeys(objective.FROM_REWARDS, -1.0),
         }
         if self.objective in alone:
             return np.full(len(raw_advantages), alone[self.objective])
@@ -207,7 +232,7 @@ class Columns(Sequences):
         mean = float(active.mean()) if len(active) else 1.0
         samples = float(len(self.responses))
         return AdaptiveCoefficient(
-            coefficient=KL_COEFFICIENT,
+            coefficient=objective.KL_COEFFICIENT,
             target=round(1.1 * mean, 4),
             samples=samples,
             horizon=samples,

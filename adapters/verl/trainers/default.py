@@ -17,11 +17,11 @@ import torch
 from adapters.contract.batch.sequences import PADDING_ID
 from adapters.contract.objective import OFF_POLICY
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.settings import given_values, has_critic, has_reference, last_epoch
+from adapters.toolkit.settings import given_values, has_critic, last_epoch
 from adapters.toolkit.worlds import all_gather
 from adapters.verl.framework import GIVEN, VERL
 from adapters.verl.importing import distillation_of, module
-from adapters.verl.trainers.rollouts import ModelOutputs, queue_of
+from adapters.verl.trainers.rollouts import ModelOutputs, queue_of, trainer_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,20 +155,14 @@ def train(
 def _trainer(config: Any, job: Job, queue: MemoryQueue, actor: ActorGroup) -> Any:
     """verl's trainer, without the services that its constructor starts."""
     trainer = object.__new__(module("trainer.ppo.v1.trainer_sync").PPOTrainerSync)
-    algorithms = module("trainer.ppo.core_algos")
     vars(trainer).update(
-        config=config,
-        use_critic=has_critic(job),
-        use_reference_policy=has_reference(job),
-        kl_ctrl_in_reward=algorithms.get_kl_controller(config.algorithm.kl_ctrl),
-        ref_in_actor=False,
+        trainer_state(config, job),
         global_steps=1,
         curr_step_profile=False,
         tokenizer=SimpleNamespace(eos_token_id=PADDING_ID),
         replay_buffer=SimpleNamespace(sample=lambda **_: (queue.batch(), {})),
         checkpoint_manager=SimpleNamespace(sleep_replicas=lambda: None),
         reward_loop_manager=SimpleNamespace(reward_loop_worker_handles=[]),
-        resource_pool_manager=SimpleNamespace(get_n_gpus=lambda: job.layout.world_size),
         distillation_config=distillation_of(config),
         actor_rollout_wg=actor,
         ref_policy_wg=actor,

@@ -29,7 +29,7 @@ from adapters.toolkit.calls import refusals
 from adapters.toolkit.worlds import all_gather
 from adapters.verl.framework import VERL
 from adapters.verl.importing import module
-from adapters.verl.trainers.rollouts import GENERATED, ModelOutputs, token_rewards
+from adapters.verl.trainers.rollouts import GENERATED, ModelOutputs, token_rewards, trainer_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -149,16 +149,11 @@ def _trainer(config: Any, job: Job, groups: dict[str, DispatchingGroup]) -> Any:
     """verl's trainer, without the services that its constructor starts, for one batch."""
     config.trainer.update(val_before_train=False, total_epochs=1, save_freq=-1, test_freq=-1)
     config.trainer.balance_batch = len(job.steps) == 1
-    algorithms = module("trainer.ppo.core_algos")
     trainer = object.__new__(module(TRAINER).RayPPOTrainer)
     vars(trainer).update(
-        config=config,
+        trainer_state(config, job),
         use_rm=False,
         use_teacher_policy=False,
-        use_critic=settings.has_critic(job),
-        use_reference_policy=settings.has_reference(job),
-        kl_ctrl_in_reward=algorithms.get_kl_controller(config.algorithm.kl_ctrl),
-        ref_in_actor=False,
         train_dataset=None,
         train_dataloader=Loader(),
         total_training_steps=1,
@@ -168,7 +163,6 @@ def _trainer(config: Any, job: Job, groups: dict[str, DispatchingGroup]) -> Any:
         checkpoint_manager=SimpleNamespace(
             update_weights=lambda step: None, sleep_replicas=lambda: None
         ),
-        resource_pool_manager=SimpleNamespace(get_n_gpus=lambda: job.layout.world_size),
         distillation_config=None,
         use_prefix_grouper=False,
         use_legacy_worker_impl="disable",

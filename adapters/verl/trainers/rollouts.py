@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from transfer_queue import KVBatchMeta
 
 from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, OF_TEACHER
 from adapters.toolkit.probe import token_table
+from adapters.toolkit.settings import has_critic, has_reference
+from adapters.verl.importing import module
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,6 +40,19 @@ class ModelOutputs:
         return torch.nested.as_nested_tensor(
             [of_token[ids + 1] for ids in data.unbind()], layout=torch.jagged
         )
+
+
+def trainer_state(config: Any, job: Job) -> dict[str, Any]:
+    """The attributes of both trainers that their constructors would set."""
+    control = module("trainer.ppo.core_algos").get_kl_controller(config.algorithm.kl_ctrl)
+    return {
+        "config": config,
+        "use_critic": has_critic(job),
+        "use_reference_policy": has_reference(job),
+        "kl_ctrl_in_reward": control,
+        "ref_in_actor": False,
+        "resource_pool_manager": SimpleNamespace(get_n_gpus=lambda: job.layout.world_size),
+    }
 
 
 def queue_of(batch: ProbedBatch, job: Job) -> MemoryQueue:

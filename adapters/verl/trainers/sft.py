@@ -35,7 +35,7 @@ def train(
     client.set_loss_fn(partial(module("workers.utils.losses").sft_loss, config=None))
     trainer = object.__new__(module(TRAINER).SFTTrainer)
     vars(trainer).update(
-        config=_configuration(config, job),
+        config=_configuration(config),
         training_client=client,
         engine=client.engine,
         model_config=SimpleNamespace(tokenizer=SimpleNamespace(pad_token_id=PADDING_ID)),
@@ -58,7 +58,7 @@ def train(
     return {}
 
 
-def _configuration(config: Any, job: Job) -> Any:
+def _configuration(config: Any) -> Any:
     """The configuration values that the trainer's `fit` reads."""
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     return OmegaConf.create(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.batch.formulas import DERIVATIVES
+from adapters.contract.batch.columns import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, NORMALISED, SELECTING, Objective
 from conformance.explain.catalogue.mistake import OPTION_IGNORED
 from reference.losses import corrections, policy_losses

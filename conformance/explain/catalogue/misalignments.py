@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from adapters.contract.batch.formulas import DERIVATIVES
+from adapters.contract.batch.columns import DERIVATIVES
 from adapters.contract.objective import CONSTANTS, Metric
 from conformance.expected.step_context import of_samples
 from conformance.expected.term import PolicyDerivative, PolicyQuantity

@@ -1,6 +1,7 @@
-"""All numbers that a framework logs in a job, by their names in the log, with or without a check.
+"""Records of the job that this process runs: all logged numbers, and whether training has begun.
 
-The functions that read metrics from a log note the whole log here; adapters need no code for it.
+The functions that read metrics from a log, and models, note them here; adapters need no code for
+it. Numbers are recorded by their names in the log, with or without a check.
 """
 
 from __future__ import annotations
@@ -46,3 +47,29 @@ def number(value: object) -> float | None:
 
 
 LOGGED = LogRecorder()
+
+
+class Training:
+    """Counts the forward passes of a job that are for training.
+
+    Errors after a trained micro-batch are crashes, not refusals.
+    """
+
+    def __init__(self) -> None:
+        self._passes = 0
+
+    def begin(self) -> None:
+        """Begin a job: count its micro-batches from 0."""
+        self._passes = 0
+
+    def note_pass(self) -> None:
+        """Count a forward pass, whose backward pass comes before the next forward pass."""
+        self._passes += 1
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a micro-batch has been trained before the current one."""
+        return self._passes > 1
+
+
+TRAINING = Training()
