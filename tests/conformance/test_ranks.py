@@ -11,7 +11,7 @@ from adapters.native.adapter import NativeAdapter
 from conformance.findings.errors import StartError
 from conformance.findings.sanitize import numberless, sanitized_traceback
 from conformance.findings.verdict import Verdict
-from conformance.ranks import pool
+from conformance.ranks import time_limits
 from conformance.ranks.hardware import Device, Hardware
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
@@ -208,7 +208,7 @@ def test_a_rank_that_sleeps_and_waits_in_no_collective_does_not_hang(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A rank that sleeps may wait for a disk or a GPU."""
-    monkeypatch.setattr(pool, "SECONDS_OF_QUIET", 0.1)
+    monkeypatch.setattr(time_limits, "SECONDS_OF_QUIET", 0.1)
     with RankPool(broken.Slow(), None, size=2) as ranks:
         assert isinstance(ranks.run(job(ACTIVE)), Ran)
 
@@ -217,7 +217,7 @@ def test_a_rank_that_sleeps_and_waits_in_no_collective_does_not_hang(
 def test_ranks_that_wait_in_collectives_are_given_up_before_the_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(pool, "SECONDS_OF_QUIET", 0.5)
+    monkeypatch.setattr(time_limits, "SECONDS_OF_QUIET", 0.5)
     with RankPool(broken.Deadlocked(), None, size=2, time_limit=100_000) as ranks:
         outcome = ranks.run(job(MASKED))
 

@@ -85,7 +85,7 @@ def inserting(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
         _accumulated(unit),
         *(_raised(part, kinds) for part in several),
         *map(_reversed, several),
-        *map(_of_others, several),
+        *map(_less_own_entry, several),
     )
     yield from each(file, unit, interleaved(found))
 
@@ -97,7 +97,7 @@ def _reversed(node: ast.AST) -> Iterator[Other]:
         yield node.args[0], reverse, f"with {short(node.args[0])} in reverse order"
 
 
-def _of_others(node: ast.AST) -> Iterator[Other]:
+def _less_own_entry(node: ast.AST) -> Iterator[Other]:
     """Yield the edit of a sum with its dimension kept to the sum of the other entries."""
     if isinstance(node, ast.Call) and name_of(node.func) == "sum":
         summed, is_kept = operand(node), any(one.arg in KEPT for one in node.keywords)
