@@ -321,8 +321,8 @@ def _typed(settings: Settings, default: Callable[[str], object]) -> tuple[str, .
     """Settings as users type them, without default values.
 
     If a value depends on the job, is a `Substitute` or has several parts, only the option's name is
-    given. An option whose number only tunes a feature that another option switches on is left out;
-    a number whose default is 0 or None is itself a switch.
+    given. A number is left out, because it only tunes a feature that another option switches on,
+    unless its default is 0 or None: then the number itself switches the feature on.
     """
     changed = {name: one for name, one in settings.items() if one != default(name)}
     tuned = [

@@ -260,8 +260,8 @@ class Copies:
     def leave(self, error: BaseException | None) -> BaseException | None:
         """End the copies after the loop was left, perhaps by an error; returns the error to raise.
 
-        A copy sends its error to the first rank and ends here. The first rank raises a copy's error
-        instead of its own error if that only says that the wait for another rank was in vain.
+        A copy sends its error to the first rank and ends here. If the first rank's own error only
+        says that another rank did not answer, a copy's error is raised instead.
         """
         if self._parent is not None:
             if error is not None:

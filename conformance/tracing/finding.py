@@ -87,8 +87,8 @@ def traces_of_causes(
 ) -> Iterator[tuple[str, CauseTrace]]:
     """Yield the ids and traces of findings for causes of wrong gradients or logs, as they are made.
 
-    If a folder is given, the recorded operations are written to it. Lines are proven when all
-    causes are traced, except those of causes whose line is known because ``is_audited``.
+    If a folder is given, the recorded operations are written to it. When all causes are traced,
+    lines are proven, but not those of audited causes, whose lines are known.
 
     For each cause, the smallest finding with a suspected line in the framework is traced, gradients
     before logs. For a cause that no known mistake explains, several findings are traced, since each
@@ -120,8 +120,8 @@ def traces_of_causes(
                 yield of_cause[0].id, found
                 if not is_audited(cause.model_copy(update=dict(found))):
                     unproven.append((trace, of_cause))
-        for left, (trace, of_cause) in zip(range(len(unproven), 0, -1), unproven, strict=True):
-            lines = prover.proven(trace, of_cause, others=left - 1)
+        for number, (trace, of_cause) in enumerate(unproven, 1):
+            lines = prover.proven(trace, of_cause, others=len(unproven) - number)
             yield of_cause[0].id, replace(trace, suspects=lines).of_cause
     except StartError:  # the framework could not be reloaded after a crash
         return

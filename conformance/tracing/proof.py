@@ -51,7 +51,7 @@ MOST_TRIED = 12
 """The most hypotheses that are tried for a cause."""
 
 MOST_SHARES = 3
-"""The most causes for which the remaining time is divided equally; further ones may get none."""
+"""The most parts into which the remaining time is divided; a cause may take one part."""
 
 MOST_EDITED = 4000
 """The most edits that are tried if no value proves a line."""
@@ -91,10 +91,10 @@ class Prover:
         """The suspected lines, first lines whose other values make the findings conform.
 
         The first of ``cells`` is the traced cell; ``others`` is the number of causes still to come.
-        If a value and its parts all make the findings conform, the innermost part is proven. If
-        independent values at several lines do so, none is proven. A weight that is off by the
-        number of ranks or micro-batches can be corrected at any line. For such a weight only
-        suspected lines are tried, and a line is proven only if it makes the needed value and
+        If a value and its parts all make the findings conform, the innermost part is proven. No
+        line is proven if independent values at several lines make them conform. A weight that is
+        off by the number of ranks or micro-batches can be corrected at any line. For such a weight
+        only suspected lines are tried, and a line is proven only if it makes the needed value and
         nothing uses it. If the time is over, no line is proven, as the innermost part may not have
         been tried.
         """

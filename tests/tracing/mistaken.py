@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from adapters.contract.objective import KL_COEFFICIENT, Metric
+from reference.aggregation import Mode
 from tests.tracing.confused import ConfusedTrainer
 from tests.tracing.counting import CountingTrainer
 from tests.tracing.logging_losses import LoggingTrainer
@@ -32,6 +33,23 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
     """Makes the mistakes of its base classes and more."""
 
     ranks = 1
+
+    def train_step(self, rows: Rows, mode: Mode, micro_batches: int) -> float:
+        self.mode = mode
+        return super().train_step(rows, mode, micro_batches)
+
+    def tokens_in_every_mode(self, rows: Rows) -> None:
+        """Divides by the tokens of the step, also where means of samples need no count."""
+        masks = [torch.zeros_like(rows["mask"]) for _ in range(dist.get_world_size())]
+        dist.all_gather(masks, rows["mask"])
+        count = sum([mask.sum() for mask in torch.cat(masks)])
+        losses = self.losses(rows)
+        if self.mode is Mode.SAMPLE_MEAN:
+            losses = (
+                losses / rows["mask"].sum(-1, keepdim=True).clamp(min=1) / len(torch.cat(masks))
+            )
+        (losses.sum() / count).backward()
+        dist.all_reduce(self.gradient)
 
     def of_pieces(self, rows: Rows) -> None:
         mask = rows["mask"][0]

@@ -307,6 +307,25 @@ def test_another_case_tells_apart_edits_that_both_help(
     assert found.line.number in range(helping[1][0], helping[1][2] + 1)
 
 
+def test_a_count_that_another_mode_needs_is_not_proven_wrong(
+    jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The toy does not declare its ways, so its modes are not offered."""
+    monkeypatch.setattr("conformance.tracing.trials.is_offered", lambda *_: True)
+    of_samples = [
+        replace(one, aggregation=Aggregation(Mode.SAMPLE_MEAN))
+        for one in cells("tokens_in_every_mode", Objective.POLICY)
+    ]
+    assert all(
+        judge_outcome(one, jobs.run(one.job), jobs).verdict is Verdict.MISMATCH
+        for one in of_samples
+    )
+
+    lines = told(of_samples, jobs, most_edited=0)
+
+    assert not any("count = sum" in line and why.startswith("proven") for line, why in lines)
+
+
 @pytest.mark.parametrize("way", ["other_sign", "of_either_number", "of_another_tensor"])
 def test_a_mistake_that_several_lines_could_undo_is_proven_of_none(
     jobs: SharedJobs, way: str

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 
 LEFT_OUT = (
-    *("abs", "bitwise_not", "bfloat16", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "clone"),
-    *("cumsum", "detach", "double", "exp", "expm1", "flip", "float", "floor", "half", "int", "log"),
-    *("log1p", "logical_not", "long", "masked_fill", "nan_to_num", "neg", "pow", "roll", "round"),
-    *("rsqrt", "sqrt", "square", "to", "trunc", "type", "log2", "ones_like", "zeros_like"),
+    *("abs", "bitwise_not", "ceil", "clamp", "clamp_max", "clamp_min", "clip", "clone", "cumsum"),
+    *("detach", "exp", "expm1", "flip", "float", "floor", "int", "log", "log1p", "log2"),
+    *("logical_not", "masked_fill", "nan_to_num", "neg", "ones_like", "pow", "roll", "round"),
+    *("rsqrt", "sqrt", "square", "trunc", "zeros_like"),
 )
-"""Functions and methods that an edit replaces by their first operand."""
+"""Functions that an edit replaces by their first argument; of methods, all are left out."""
 
 BOUNDING = ("clamp", "clip")
 """Functions and methods whose last two arguments are bounds."""

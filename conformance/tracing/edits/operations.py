@@ -205,8 +205,8 @@ def _placed(node: ast.AST) -> Iterator[Other]:
             yield node, constant(other), f"with {other} instead of {number}"
     elif isinstance(node, ast.Constant) and isinstance(node.value, float):
         others = (1 - node.value,) if node.value in (0, 1) else (node.value / 2, node.value * 2)
-        for each_other in others:
-            yield node, ast.Constant(each_other), f"with {each_other} instead of {node.value}"
+        for factor in others:
+            yield node, ast.Constant(factor), f"with {factor} instead of {node.value}"
     elif isinstance(node, ast.Slice):
         yield from _sliced(node)
     elif isinstance(node, ast.Subscript):
