@@ -77,6 +77,12 @@ class ArealAdapter(WithRecord):
         reported = self.framework.reported(logs)
         return observation(batch, engine.gradients.drain(), engine.passes.drain(), reported)
 
+    def leave_world(self) -> None:
+        """Empty AReaL's trackers, which keep the numbers of a step that raised."""
+        super().leave_world()
+        for name, tracker in module("utils.stats_tracker").TRACKERS.items():
+            vars(tracker).update(vars(type(tracker)(name)))
+
     def initialized(self, config: Any) -> Any:
         """AReaL's engine of an actor or a critic, with its process groups and its model."""
         kind = f"{self.family}PPO{'Critic' if config.critic else 'Actor'}"

@@ -151,4 +151,5 @@ class OnMegatron(Adapter):
         """Forget Megatron's process groups."""
         from adapters.engines import megatron_core
 
+        super().leave_world()
         megatron_core.leave_grid()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING
+
+from adapters.contract.job import Edit
+from conformance.ranks.messages import Declined
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from adapters.contract import Job
-    from conformance.ranks.messages import Declined
     from conformance.ranks.pool import Crashed, Ran, RankPool
 
     Outcome = Ran | Declined | Crashed
@@ -40,11 +43,12 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         Raises:
             StartError: the framework cannot be imported.
         """
-        busy: deque[RankPool] = deque()
+        busy: deque[tuple[RankPool, Job]] = deque()
         try:
             for job in jobs:
-                busy.append(self._free.popleft())
-                busy[-1].begin(job)
+                pool = self._free.popleft()
+                busy.append((pool, job))
+                pool.begin(job)
                 if not self._free:
                     yield self._ended(busy)
             while busy:
@@ -53,8 +57,15 @@ class SideBySide(AbstractContextManager["SideBySide"]):
             while busy:
                 self._ended(busy)
 
-    def _ended(self, busy: deque[RankPool]) -> Outcome:
-        """The outcome of the job that began first."""
-        pool = busy.popleft()
+    def _ended(self, busy: deque[tuple[RankPool, Job]]) -> Outcome:
+        """The outcome of the job that began first.
+
+        An edited step that raises may leave state behind with which every further step raises. The
+        unchanged job is therefore run again: if it fails, its pool starts new ranks.
+        """
+        pool, job = busy.popleft()
         self._free.append(pool)
-        return pool.outcome()
+        outcome = pool.outcome()
+        if isinstance(job.replaced, Edit) and isinstance(outcome, Declined):
+            pool.run(replace(job, replaced=None))
+        return outcome

@@ -1,5 +1,6 @@
 """AReaL's real code on its FSDP and Megatron engines: its inputs and the results."""
 
+import ast
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,10 +11,14 @@ import pytest
 
 from adapters.areal.engines import ArealFsdpAdapter, ArealMegatronAdapter
 from adapters.contract import Job
+from adapters.contract.job import Edit
 from adapters.contract.objective import Objective
 from adapters.frameworks import LISTED
 from conformance.findings.verdict import Verdict
+from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
+from conformance.ranks.recording.editing import span_of
+from conformance.tracing.source import is_at, source_line
 from reference.aggregation import Mode
 from tests import command
 from tests.adapters import steps
@@ -123,6 +128,29 @@ def test_clipped_tokens_are_those_of_the_mask_that_rejection_does_not_narrow(
     report = command.finish(process, tmp_path, "areal").report
 
     assert report.summary.verdicts == {Verdict.CONFORMS: 1}
+
+
+def test_an_edited_step_that_raises_leaves_no_numbers_behind(pool: RankPool) -> None:
+    """Otherwise AReaL's trackers raise in every later step of the process."""
+    given = job(layout="dp1-cp1-mb2-thd")  # its micro-batches have unequal sizes
+    ordinary = trained(pool, given)
+    recorded = trained(pool, replace(given, is_recorded=True))
+    [tracked, *_] = (
+        line
+        for operation in recorded.traces[0].operations
+        for line in operation.stack
+        if line.function == "grpo_loss_fn" and source_line(line).startswith("stats_tracker.stat(")
+    )
+    [statement, *_] = (
+        node
+        for node in ast.walk(ast.parse(Path(tracked.file).read_text()))
+        if isinstance(node, ast.Expr) and is_at(node, tracked.number)
+    )
+    raising = Edit(tracked.file, span_of(statement), "1 / 0")
+
+    assert isinstance(pool.run(replace(given, replaced=raising)), Declined)
+    for one, later in zip(ordinary.observations, trained(pool, given).observations, strict=True):
+        assert one.reported == later.reported
 
 
 def test_samples_are_dealt_by_areals_controller(pool: RankPool) -> None:

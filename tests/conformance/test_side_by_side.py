@@ -1,14 +1,19 @@
 """Jobs that run at the same time, on pools of ranks of their own."""
 
+import ast
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
 from adapters.contract import Job
+from adapters.contract.job import Edit
 from adapters.native.adapter import NativeAdapter
 from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Crashed, Ran, RankPool
+from conformance.ranks.recording.editing import span_of
 from conformance.ranks.side_by_side import SideBySide
 from tests import broken
 from tests.conformance.ranks import ACTIVE, MASKED, job
@@ -53,6 +58,21 @@ def test_jobs_after_a_crash_run() -> None:
         outcomes = [*ranks.outcomes(map(job, steps))]
 
     assert [type(one) for one in outcomes] == [Ran, Crashed, Ran, Ran]
+
+
+def test_jobs_after_an_edit_whose_step_leaves_state_behind_run() -> None:
+    """Otherwise all later edits would raise as well, and no line could be proven."""
+    file = str(broken.__file__)
+    [last] = (
+        node
+        for node in ast.walk(ast.parse(Path(file).read_text()))
+        if isinstance(node, ast.Assign) and ast.unparse(node) == "type(self).is_within = False"
+    )
+    raising = replace(job(), replaced=Edit(file, span_of(last), "1 / 0"))
+    with RankPool(broken.LeavingStateBehind(), None, 1) as pool, SideBySide(pool, 2) as ranks:
+        outcomes = [*ranks.outcomes([job(), raising, job(), job(), job()])]
+
+    assert [type(one) for one in outcomes] == [Ran, Declined, Ran, Ran, Ran]
 
 
 def test_a_caller_that_has_enough_can_ask_for_others() -> None:
