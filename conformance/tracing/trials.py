@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -37,6 +37,15 @@ if TYPE_CHECKING:
 
 NOT_JUDGED = (HarnessFaultError, ArithmeticError, LookupError, ValueError)
 """Errors that judges may raise on a changed step, which no framework produces by itself."""
+
+
+class Tried(NamedTuple):
+    """The result of a finding's job with an edited statement."""
+
+    edit: Edit
+    conforms: bool
+    moves: bool
+    """Whether the wrong weights or the wrong logged number differ from the unchanged run's."""
 
 
 class ProofTimeOverError(Exception):
@@ -127,7 +136,7 @@ class Trials:
 
     def conforming(
         self, run: OrdinaryRun, edits: Iterable[Edit], ranks: SideBySide
-    ) -> Iterator[tuple[Edit, bool]]:
+    ) -> Iterator[Tried]:
         """Yield edits in their order, each with whether a finding conforms with it.
 
         Other findings of the job that conform in the unchanged run must also conform. The right
@@ -146,7 +155,17 @@ class Trials:
 
         for outcome in ranks.outcomes(jobs()):
             is_right = self._is_right(run, outcome) and self._keeps_others(run, outcome)
-            yield begun.popleft(), is_right
+            yield Tried(begun.popleft(), is_right, is_right or self._moves(run, outcome))
+
+    def _moves(self, run: OrdinaryRun, outcome: Outcome) -> bool:
+        """Whether a changed run has another weight or, for a finding on a log, another number."""
+        if not isinstance(outcome, Ran):
+            return False
+        metric = run.cell.spec.metric
+        if metric is None:
+            return not np.array_equal(self.weights(run.cell, outcome.observations), run.observed)
+        pairs = zip(outcome.observations, run.observations, strict=True)
+        return any(one.reported.get(metric) != other.reported.get(metric) for one, other in pairs)
 
     def _is_right(self, run: OrdinaryRun, outcome: Outcome) -> bool:
         """Whether a changed run of a finding's job conforms and is cut like the unchanged run."""

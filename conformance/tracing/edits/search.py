@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
@@ -61,6 +62,10 @@ first 300 in this order, and in 28 if all sorts of edits of the nearest statemen
 
 COST_OF_NEXT = 0.1
 """The cost by which each edit of a statement and sort exceeds the one before."""
+
+COST_OF_UNMOVED = 0.3
+"""The cost by which edits of a statement follow for each tried edit of it that changes no number,
+as long as none does; such a statement may have no influence on the wrong number."""
 
 NEAREST = 8
 """The number of nearest statements that are about equally likely to be wrong."""
@@ -125,6 +130,10 @@ class _Search:
     _sorts: dict[Unit, Sort] = field(default_factory=dict)
     """The sort of each statement's found edit."""
 
+    _unmoved: Counter[Unit] = field(default_factory=Counter)
+    """The number of tried edits of each statement, if none of them changes a number."""
+
+    _moved: set[Unit] = field(default_factory=set)
     _tried: set[Edit] = field(default_factory=set)
     _further: list[OrdinaryRun] = field(default_factory=list)
     """Runs in other cases that tell edits apart, and must conform as well."""
@@ -164,13 +173,13 @@ class _Search:
         Raises:
             ProofTimeOverError: no time is left.
         """
-        edits = iter(filter(self._is_untried, _likeliest(several, suspected)))
+        edits = iter(filter(self._is_untried, self._likeliest(several, suspected)))
         any(self._look_at(islice(edits, self.trials.most_edited)))
         if self.found:
             self._look_at_all(islice(edits, MOST_BEYOND))
         for found, _ in self.told if len(self.told) == 1 else ():
             beside = [other for other in several if other.is_beside(found)]
-            further = filter(self._is_untried, _likeliest(beside, set()))
+            further = filter(self._is_untried, self._likeliest(beside))
             self._look_at_all(islice(further, MOST_BESIDE))
         if len(self.told) > 1:
             self._look_at_other_cases()
@@ -187,7 +196,7 @@ class _Search:
                 self._further.append(run)
                 for one in failing:
                     del self.found[one.unit], self._sorts[one.unit]
-                others = filter(self._is_untried, _likeliest(failing, set()))
+                others = filter(self._is_untried, self._likeliest(failing))
                 self._look_at_all(islice(others, MOST_BESIDE))
             if len(self.told) == 1:
                 return
@@ -220,33 +229,48 @@ class _Search:
                 yield one.edited.edit
 
         first, *others = self.runs
-        for edit, is_right in self.trials.conforming(first, edits(), self.ranks):
-            one = begun.pop(edit)
-            helps = is_right and self._is_wanted(one)
+        for tried in self.trials.conforming(first, edits(), self.ranks):
+            one = begun.pop(tried.edit)
+            self._note(one.statement.unit, moves=tried.moves)
+            helps = tried.conforms and self._is_wanted(one)
             must_conform = (*others, *self._further)
-            helps = helps and all(self.trials.conforms(run, edit) for run in must_conform)
+            helps = helps and all(self.trials.conforms(run, tried.edit) for run in must_conform)
             if helps:
                 self.found[one.statement.unit] = one.statement, one.edited
                 self._sorts[one.statement.unit] = one.sort
             yield helps
 
+    def _note(self, unit: Unit, *, moves: bool) -> None:
+        if moves:
+            self._moved.add(unit)
+            del self._unmoved[unit]
+        elif unit not in self._moved:
+            self._unmoved[unit] += 1
 
-def _likeliest(several: Sequence[Statement], suspected: Set[Place]) -> Iterator[_RankedEdit]:
-    """Yield edits with their costs, the likeliest first.
+    def _likeliest(
+        self, several: Sequence[Statement], suspected: Set[Place] = frozenset()
+    ) -> Iterator[_RankedEdit]:
+        """Yield edits with their costs, the likeliest first.
 
-    The cost of a statement is the logarithm of its place; statements in a function with a suspected
-    line are as likely as others that are half as far away.
-    """
-    numbers, waiting = count(), []
-    for place, one in enumerate(several, NEAREST):
-        of_statement = math.log2(place) - (function_at(one.line) in suspected)
-        waiting += [
-            (of_statement + cost, next(numbers), sort, one, one.edits(sort))
-            for sort, cost in COSTS.items()
-        ]
-    heapify(waiting)
-    while waiting:
-        cost, number, sort, one, edits = heappop(waiting)
-        for edited in islice(edits, 1):
-            yield _RankedEdit(cost, sort, one, edited)
-            heappush(waiting, (cost + COST_OF_NEXT, number, sort, one, edits))
+        The cost of a statement is the logarithm of its place; statements in a function with a
+        suspected line are as likely as others that are half as far away. The costs of statements
+        whose edits change no number grow as edits are tried.
+        """
+        numbers, waiting = count(), []
+        for place, one in enumerate(several, NEAREST):
+            of_statement = math.log2(place) - (function_at(one.line) in suspected)
+            waiting += [
+                (of_statement + cost, next(numbers), 0, sort, one, one.edits(sort))
+                for sort, cost in COSTS.items()
+            ]
+        heapify(waiting)
+        while waiting:
+            cost, number, seen, sort, one, edits = heappop(waiting)
+            unmoved = self._unmoved[one.unit]
+            later = COST_OF_UNMOVED * (unmoved - seen)
+            if later > 0:
+                heappush(waiting, (cost + later, number, unmoved, sort, one, edits))
+                continue
+            for edited in islice(edits, 1):
+                yield _RankedEdit(cost, sort, one, edited)
+                heappush(waiting, (cost + COST_OF_NEXT, number, unmoved, sort, one, edits))
