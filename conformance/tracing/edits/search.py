@@ -63,7 +63,7 @@ first 300 in this order, and in 28 if all sorts of edits of the nearest statemen
 COST_OF_NEXT = 0.1
 """The cost by which each edit of a statement and sort exceeds the one before."""
 
-COST_OF_UNMOVED = 0.3
+COST_OF_UNMOVED = 0.5
 """The cost by which edits of a statement follow for each tried edit of it that changes no number,
 as long as none does; such a statement may have no influence on the wrong number."""
 
