@@ -23,8 +23,6 @@ BACKENDS = {"fsdp": "fsdp2", "megatron": "megatron"}
 ACTOR = "actor."
 """The section that is left out in the option names of the record."""
 
-BACKEND = "backend"
-
 TUNING = {"rejection_sampling.metric", "rejection_sampling.agg"}
 """Options that choose nothing by themselves, because other options turn their section on."""
 
@@ -68,7 +66,7 @@ def read(adapter: ArealAdapter, typed: recipe.Typed) -> recipe.Recipe:
         per_prompt=per_prompt,
         steps=steps,
         longest=config.gconfig.max_new_tokens,
-        sizes=frozenset({BACKEND}),
+        sizes=frozenset({"backend"}),
     )
 
 

@@ -41,6 +41,7 @@ _CONSTANTS: dict[str, Any] = {
     "entropy_coefficient": objective.ENTROPY_COEFFICIENT,
     "kl_coefficient": objective.KL_COEFFICIENT,
     "router_coefficient": objective.ROUTER_COEFFICIENT,
+    "z_coefficient": objective.Z_COEFFICIENT,
     "none": None,
     "steps": lambda job: len(job.steps),
     "samples": lambda job: sum(step.size for step in job.steps),

@@ -15,26 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Framework, Job, Layout, Observation, Rank, Unsupported
 from adapters.contract.layout import expanded
-from adapters.contract.tables import RecordFile, read_departures
+from adapters.contract.tables import RecordFile, read_departures, read_rows
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-ENVIRONMENT = {
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TRL_EXPERIMENTAL_SILENCE": "1",
-}
+[ENVIRONMENT] = read_rows("adapters.engines", "environment")
 
 
 def set_environment(**further: str) -> None:
-    """Set environment variables that packages read at import, unless a user has set them.
-
-    Packages then use no hub and no tokenizer threads.
-    """
+    """Set environment variables that packages read at import, unless a user has set them."""
     for name, value in {**ENVIRONMENT, **further}.items():
         os.environ.setdefault(name, value)
 
@@ -116,15 +108,6 @@ def name_engine(name: str) -> None:
     PartialState(cpu=True).distributed_type = DistributedType(name)
 
 
-def require_engine(name: str) -> None:
-    """Raise `Unsupported` unless the latest `Accelerator` ran the engine of this name."""
-    from accelerate.state import AcceleratorState
-
-    ran = AcceleratorState().distributed_type.value
-    if ran != name:
-        raise Unsupported(f"Accelerate ran {ran} instead of {name}")
-
-
 def leave_world() -> None:
     """Forget the world, and the gradients and data loaders of its last job."""
     from accelerate.state import AcceleratorState, GradientState
@@ -154,8 +137,12 @@ class OnPreparedEngine(OnAccelerate):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps; raises `Unsupported` if another engine ran."""
+        from accelerate.state import AcceleratorState
+
         observed = super().observe(job, rank)  # type: ignore[safe-super]
-        require_engine(self.of_accelerate)
+        ran = AcceleratorState().distributed_type.value
+        if ran != self.of_accelerate:
+            raise Unsupported(f"Accelerate ran {ran} instead of {self.of_accelerate}")
         return observed
 
 

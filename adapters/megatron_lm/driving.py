@@ -59,10 +59,7 @@ def _scalar_log(**_: object) -> Any:
 
 
 def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Any:
-    """Train all steps of a job on rollouts of one collection.
-
-    Returns the ``gradients`` and the ``logs`` of steps, and the ids of forward ``passes``.
-    """
+    """Train all steps of a job on rollouts of one collection, as in `InOneRun.run`."""
     CASE.start(batch)
     megatron_core.join_grid(job.layout, rank)
     with parsed_arguments(words(settings)) as args:

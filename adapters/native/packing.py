@@ -102,10 +102,7 @@ def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
     ]
 
     def token_column(values: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
-        """Values of responses, with zeros for prompts unless prompts are poisoned.
-
-        Ids count through all sequences from 1.
-        """
+        """Values of responses, with zeros for prompts unless prompts are poisoned."""
         flat = np.concatenate(values)
         dtype = np.float32 if flat.dtype == np.float64 else flat.dtype
         whole = elsewhere(values, batch.probe_size, 0).astype(dtype)

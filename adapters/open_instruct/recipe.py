@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract.layout import Option
 from adapters.contract.recipe import Recipe, grid_of, refusals_of_recipes, require_words
+from adapters.contract.tables import RecordFile
 from adapters.open_instruct.framework import STAGES
 from adapters.open_instruct.importing import config_classes, module
 
@@ -15,12 +16,7 @@ if TYPE_CHECKING:
     from adapters.contract.recipe import Typed
     from adapters.open_instruct.adapter import OpenInstructAdapter
 
-SET_BY_SCRIPT = {
-    "exp_name": "grpo",
-    "warmup_ratio": 0.0,
-    "max_grad_norm": 1.0,
-    "per_device_train_batch_size": 1,
-}
+SET_BY_SCRIPT = RecordFile("adapters.open_instruct").variant("script").always
 """Defaults of ``grpo_fast.py`` as a script, which differ from the defaults of its fields."""
 
 OF_SCRIPT = ("TokenizerConfig", "ModelConfig", "EnvsConfig")

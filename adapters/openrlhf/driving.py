@@ -22,7 +22,7 @@ from adapters.openrlhf import importing, model
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
 from adapters.openrlhf.importing import module
 from adapters.toolkit import cuda_on_cpu, settings
-from adapters.toolkit.probe import ForwardPasses, Records, probe_capacity, token_table
+from adapters.toolkit.probe import SEAM, ForwardPasses, Records, probe_capacity, token_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,8 +49,8 @@ class Session:
             made = {"actor": policy(self._args, capacity)}
             if settings.has_critic(job):
                 made["critic"] = critic(self._args, capacity)
-        model.SEAM.start(batch)
-        model.SEAM.has_router = job.objective is Objective.ROUTER
+        SEAM.start(batch)
+        SEAM.has_router = job.objective is Objective.ROUTER
         self._actors = {role: one.actor for role, one in made.items()}
         trained = made[settings.trained_model(job, "actor")]
         if Option.SHORT_BATCH in job.layout.options:

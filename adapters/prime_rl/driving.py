@@ -34,7 +34,7 @@ class PrimeRLTraining:
         self, settings: Settings, rollouts: PrimeRLRollouts, capacity: int, rank: Rank
     ) -> None:
         self._rank = rank
-        self.passes, self._log = ForwardPasses(), MonitorLog()
+        self.passes, self._history = ForwardPasses(), list[dict[str, Any]]()
         self._readers: list[GradientReader] = []
         with tempfile.TemporaryDirectory(prefix="rl-loss-prime-rl-") as folder:
             rollouts.send(Path(folder))
@@ -42,7 +42,7 @@ class PrimeRLTraining:
             with _fresh_process(), self._replaced(*of_model), cuda_on_cpu.redirected():
                 config = configured({**settings, "output_dir": Path(folder)})
                 module("trainer.rl.train").train.__wrapped__(config)
-            self.logs = _step_logs([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
+            self.logs = _step_logs([*self._history, *_logged(Path(folder) / "metrics.jsonl")])
 
     def gradients(self) -> list[Gradient]:
         """The probe's gradient of each optimizer step: [capacity]."""
@@ -69,7 +69,7 @@ class PrimeRLTraining:
             (trainer, of_step),
             (trainer, WITHOUT_SERVICES),
             (torch.cuda, WITHOUT_GPU),
-            *_older_trainer_patches(self._log),
+            *_older_trainer_patches(self._history),
         ]
         with ExitStack() as stack:
             for home, names in replaced:
@@ -113,27 +113,20 @@ PACKER = SimpleNamespace(pack=nothing, _arm_watchdog=nothing, _disarm_watchdog=n
 """A stub of the first rank's packer, because micro-batches are packed and sent already."""
 
 
-class MonitorLog:
-    """Keeps the logged metrics, in place of the trainer's monitor."""
-
-    def __init__(self) -> None:
-        self.history: list[dict[str, Any]] = []
-
-    def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Keep metrics of a step."""
-        self.history.append({**metrics, "step": step})
-
-
-def _older_trainer_patches(log: MonitorLog) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _older_trainer_patches(history: list[dict[str, Any]]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yields modules with replacements of attributes that only some versions have.
 
     Before August 2026 the trainer served several runs and packed their samples, and before August
-    15 it created its monitor itself.
+    15 it created its monitor itself, whose metrics are kept in ``history``.
     """
+
+    def log(metrics: Mapping[str, Any], step: int) -> None:
+        history.append({**metrics, "step": step})
+
     of_trainer: dict[str, Any] = {
         "build_bin_cost": lambda _: sum,
         "setup_multi_run_manager": lambda *_, **__: ONLY_RUN,
-        "setup_monitor": lambda *_, **__: log,
+        "setup_monitor": lambda *_, **__: SimpleNamespace(log=log),
         "setup_tokenizer": nothing,
     }
     of_loader = {"get_multi_run_manager": lambda: ONLY_RUN, "setup_packer": lambda **_: PACKER}

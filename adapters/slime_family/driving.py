@@ -26,7 +26,7 @@ from adapters.contract.objective import (
     WITH_REJECTION,
 )
 from adapters.slime_family import user_code
-from adapters.slime_family.user_code import CpUtils
+from adapters.slime_family.user_code import SLICE, CpUtils
 from adapters.toolkit.calls import call_supported, refusals
 from reference.aggregation import Mode
 
@@ -173,7 +173,7 @@ def add_columns(
     for name, values in columns.items():
         table = token_table(batch, values).to(share["tokens"][0].device)
         share[name] = [
-            CpUtils.sliced(args, table[ids[total - response :]], total, response, width)
+            CpUtils.call(SLICE, args, table[ids[total - response :]], total, response, width=width)
             for ids, total, response, width in zip(share["tokens"], *lengths, widths, strict=True)
         ]
 

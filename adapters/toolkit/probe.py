@@ -251,6 +251,10 @@ class ProbeSeam:
         return entropies
 
 
+SEAM = ProbeSeam()
+"""The seam of this process, which runs one job at a time."""
+
+
 class ProbeLayer(nn.Module):
     """Holds the probe, in a separate module because FSDP shards layer by layer."""
 

@@ -74,10 +74,7 @@ class TrlAdapter(OnAccelerate, InOneRun):
         return True
 
     def settings(self, job: Job) -> dict[str, Any]:
-        """The settings of a job by the trainer's names; a copy that the trainer may modify.
-
-        Raises `Unsupported`.
-        """
+        """A copy of a job's settings, which the trainer may modify; raises `Unsupported`."""
         return deepcopy(super().settings(job))
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
