@@ -17,7 +17,7 @@ from adapters.contract.job import Refused, Unsupported
 from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, OF_VALUES
 from adapters.engines.shells import WithRecord
 from adapters.toolkit.calls import refusals, refusals_of_configuration
-from adapters.toolkit.settings import given_values, has_reference
+from adapters.toolkit.settings import doubled_returns, given_values, has_reference
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from reference.aggregation import Mode
 
@@ -168,14 +168,11 @@ class ArealRollouts:
     def assign_advantages(
         self, trajectories: Sequence[dict[str, torch.Tensor]]
     ) -> Sequence[dict[str, torch.Tensor]]:
-        """Set the job's advantages and returns in trajectories, unless AReaL computes advantages.
-
-        Returns are doubled because AReaL's critic loss is half of the squared error.
-        """
+        """Set a job's advantages and returns in trajectories, unless AReaL computes advantages."""
         if self._job.objective in FROM_REWARDS:
             return trajectories
         advantages = self._table(self._batch.advantages)
-        returns = self._table([2 * returns for returns in self._batch.returns])
+        returns = self._table(doubled_returns(self._batch))
         for trajectory in trajectories:  # each token's values are at the position before it
             ids = trajectory["input_ids"]
             trajectory["advantages"] = advantages[ids].roll(-1, dims=-1)
@@ -188,8 +185,7 @@ class ArealRollouts:
         from torch.nn.functional import pad
 
         batch, columns, (masks, log_probs) = self._batch, self._columns, self._generated
-        sequence = np.concatenate([batch.prompts[index], batch.responses[index]])
-        ids = torch.from_numpy(sequence).unsqueeze(0)
+        ids = torch.from_numpy(batch.sequences[index]).unsqueeze(0)
         # A forward pass computes a token's values at the position before the token.
         of_passes = {name: pad(values[ids][:, 1:], (0, 1)) for name, values in columns.items()}
         return {

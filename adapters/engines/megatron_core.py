@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 
     from reference.arrays import Gradient
 
-OPTIONS = frozenset(
-    {Option.AVERAGE_IN_COLLECTIVE, Option.DISTRIBUTED_OPTIMIZER, Option.OVERLAP_GRAD_REDUCE}
-)
-"""Options of Megatron's own data parallelism."""
-
 IMPOSSIBLE_LOGIT = -1e4  # logit of a token whose probability is exactly 0
 GRID = "grid"  # key of a rank's cache: the sizes of Megatron's process groups
 WRAPPED: list[Any] = []

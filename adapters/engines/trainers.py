@@ -84,9 +84,6 @@ def zero_record(record: Framework) -> Framework:
 
 
 LOCAL_RANK = "LOCAL_RANK"
-USES_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
-"""The environment variable that Accelerate sets once DeepSpeed is configured."""
-
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 """Variables that Accelerate requires; no process connects, as the world exists already."""
 
@@ -112,7 +109,7 @@ def leave_world() -> None:
     """Forget the world, and the gradients and data loaders of its last job."""
     from accelerate.state import AcceleratorState, GradientState
 
-    os.environ.pop(USES_DEEPSPEED, None)
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # set once DeepSpeed is configured
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
@@ -154,8 +151,7 @@ class OnFsdp2(OnPreparedEngine):
 
     def layouts(self) -> list[Layout]:
         """The layouts with several ranks."""
-        of_all = super().layouts()
-        return [layout for layout in of_all if layout.world_size > 1]
+        return [layout for layout in super().layouts() if layout.world_size > 1]
 
     def enter_world(self, rank: Rank) -> None:
         """Make Accelerate shard the model on CPUs too; raises `Unsupported` on one rank."""
@@ -174,8 +170,7 @@ class OnDeepspeed(OnPreparedEngine):
 
     def layouts(self) -> list[Layout]:
         """All layouts with the default ZeRO stage, 2, and some with the other stages."""
-        of_all = super().layouts()
-        return [*of_all, *OF_STAGES]
+        return [*super().layouts(), *OF_STAGES]
 
     def load(self, source: Path | None) -> None:
         """Import DeepSpeed for CPUs before Accelerate does, then the trainer."""

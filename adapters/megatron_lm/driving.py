@@ -219,9 +219,7 @@ def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
         columns = [batch.rollout_log_probs[one] - CERTAIN_LOGIT for one in samples]
         log_probs = [values[mask] for values, mask in zip(columns, masks, strict=True)]
         return kind(
-            trajectory=[
-                [*batch.prompts[one].tolist(), *batch.responses[one].tolist()] for one in samples
-            ],
+            trajectory=[batch.sequences[one].tolist() for one in samples],
             generation_mask=[
                 [*[False] * len(batch.prompts[one]), *batch.original_masks[one].tolist()]
                 for one in samples

@@ -96,10 +96,7 @@ class Packed(TokenTensors):
 def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
     """The samples of each step."""
     responses = np.concatenate(batch.responses)
-    lengths = [
-        len(prompt) + len(response)
-        for prompt, response in zip(batch.prompts, batch.responses, strict=True)
-    ]
+    lengths = [*map(len, batch.sequences)]
 
     def token_column(values: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
         """Values of responses, with zeros for prompts unless prompts are poisoned."""

@@ -266,26 +266,23 @@ class OpenRLHFRollouts:
         return token_table(self.batch, values)[sequences[:, 1:]]
 
     def given(self, experiences: Sequence[Any]) -> Sequence[Any]:
-        """The experiences with our advantages and, for a critic, our returns.
-
-        Returns are doubled because OpenRLHF's critic loss is half of the squared error.
-        """
+        """The experiences with our advantages and, for a critic, our returns."""
         for experience in experiences:
             experience.advantages = self.laid_out(self.batch.advantages, experience.sequences)
             if self.job.objective in OF_CRITIC:
-                returns = [2 * returns for returns in self.batch.returns]
+                returns = settings.doubled_returns(self.batch)
                 experience.returns = self.laid_out(returns, experience.sequences)
         return experiences
 
     def _response(self, index: int) -> dict[str, Any]:
         """A sample as a rollout engine returns it: active tokens are ranges of actions."""
-        prompt, response = self.batch.prompts[index], self.batch.responses[index]
+        prompt = self.batch.prompts[index]
         active = np.concatenate([np.zeros(len(prompt), bool), self.batch.original_masks[index]])
         log_probs = np.concatenate([np.zeros(len(prompt)), self.batch.rollout_log_probs[index]])
         return {
             "prompt": str(self.batch.groups[index]),
             "label": "",
-            "observation_tokens": np.concatenate([prompt, response]).tolist(),
+            "observation_tokens": self.batch.sequences[index].tolist(),
             "action_ranges": _ranges(active),
             "rollout_log_probs": log_probs.tolist() if self.are_corrected else None,
             "reward": float(self.batch.rewards[index]),

@@ -53,7 +53,12 @@ class PrimeRLTraining:
     def _replaced(self, capacity: int, head: Callable[..., Any]) -> Iterator[None]:
         """Let the trainer make our model, give us its optimizer, and start no services."""
         trainer = module("trainer.rl.train")
-        real = trainer.setup_optimizer
+        real, make_dims = trainer.setup_optimizer, trainer.get_parallel_dims
+
+        def get_parallel_dims(config: Any) -> Any:
+            """The process groups, made once for all jobs of a world."""
+            key = "parallel_dims", config.cp, config.dp_replicate
+            return cached(self._rank, key, lambda: make_dims(config))
 
         def setup_optimizer(*arguments: Any, **options: Any) -> Any:
             made = real(*arguments, **options)
@@ -63,7 +68,7 @@ class PrimeRLTraining:
         of_step = {
             "setup_model": setup_model(capacity, self.passes, self._rank.dtype, head),
             "setup_optimizer": setup_optimizer,
-            "get_parallel_dims": self._parallel_dims(trainer.get_parallel_dims),
+            "get_parallel_dims": get_parallel_dims,
         }
         replaced = [
             (trainer, of_step),
@@ -75,15 +80,6 @@ class PrimeRLTraining:
             for home, names in replaced:
                 stack.enter_context(mock.patch.multiple(home, **names))
             yield
-
-    def _parallel_dims(self, make: Any) -> Any:
-        """A cached version of ``make``: process groups are made once for all jobs of a world."""
-
-        def made(config: Any) -> Any:
-            key = "parallel_dims", config.cp, config.dp_replicate
-            return cached(self._rank, key, lambda: make(config))
-
-        return made
 
 
 WITHOUT_SERVICES: dict[str, Any] = {
@@ -104,7 +100,6 @@ WITHOUT_SERVICES: dict[str, Any] = {
 are not clipped."""
 
 WITHOUT_GPU: dict[str, Any] = {"reset_peak_memory_stats": nothing, "max_memory_reserved": lambda: 0}
-
 
 ONLY_RUN = SimpleNamespace(max_runs=1, used_idxs=(), synchronize_state=nothing)
 """A stub of the manager of runs, without configurations or LoRA adapters of single runs."""

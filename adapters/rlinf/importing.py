@@ -98,10 +98,8 @@ def validated(config: Any, ranks: int) -> Any:
 @cache
 def options() -> KnownOptions:
     """The options that RLinf's code reads, by innermost section and name."""
-    registry, modes = (
-        module("algorithms.registry"),
-        imports.choices_in(module("utils.utils"), "loss_agg"),
-    )
+    registry = module("algorithms.registry")
+    modes = imports.choices_in(module("utils.utils"), "loss_agg")
     choices = {name: {*getattr(registry, one)} for name, one in REGISTRIES.items()} | {
         "algorithm.loss_agg_func": modes or imports.choices_in(module(ACTOR), "loss_agg_func"),
         "algorithm.kl_penalty_type": imports.choices_in(

@@ -56,12 +56,11 @@ def samples(
     Identifiers are unique over the steps. Samples have log-probabilities of the rollout policy if
     the objective needs them, and the rollout's experts if routing is replayed.
     """
-    sequences = zip(batch.prompts, batch.responses, strict=True)
     columns = {
         "index": range(len(batch.responses)),
         rollout_field or "index": batch.trajectories.tolist(),
         "group_index": batch.groups.tolist(),
-        "tokens": [np.concatenate(sequence).tolist() for sequence in sequences],
+        "tokens": [sequence.tolist() for sequence in batch.sequences],
         "response_length": [len(response) for response in batch.responses],
         "loss_mask": [mask.astype(int).tolist() for mask in batch.original_masks],
         "reward": batch.rewards.tolist(),

@@ -59,7 +59,6 @@ def token_table(batch: ProbedBatch, values: Sequence[NDArray[Any]], fill: float 
 LEAVES = Records[Tensor]()
 """The leaf tensors, which get gradients, of columns attached since the last job."""
 
-
 ROUTED = Records[int]()
 """The number of positions of each forward pass whose router multiplies its losses by this number.
 """

@@ -103,11 +103,8 @@ class TrlDdpAdapter(TrlAdapter):
     def describe(self) -> Description:
         """Describe the trainer, whose entropy bonus depends on the loss type before 1.10."""
         found = super().describe()
-        missing = (
-            ()
-            if importing.has_entropy_bonus()
-            else (Objective.ENTROPY, Objective.WITH_ENTROPY, *OF_TERMS)
-        )
+        bonuses = (Objective.ENTROPY, Objective.WITH_ENTROPY, *OF_TERMS)
+        missing = () if importing.has_entropy_bonus() else bonuses
         default = importing.defaults()["loss_type"]
         return replace(
             found,

@@ -86,9 +86,8 @@ def offers(settings: Settings) -> bool:
     )
     closed = (name for name in settings if TRANSFORMER not in name)
     has_options = {*map(_path, closed)} <= {*_paths(None), *_paths_of_types()}
-    return (
-        has_options and are_registered and ("critic.enable" not in settings or "fsdp" in of_critic)
-    )
+    has_critic = "critic.enable" not in settings or "fsdp" in of_critic
+    return has_options and are_registered and has_critic
 
 
 def default(name: str) -> object:

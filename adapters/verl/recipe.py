@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import recipe
+from adapters.contract import Adapter, recipe
 from adapters.engines.shells import PARALLEL_SIZES
 from adapters.toolkit.settings import composed, flattened
 from adapters.verl.framework import CHECKPOINT
@@ -14,8 +14,6 @@ from adapters.verl.importing import ACTOR, module, validate
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from adapters.verl.adapter import VerlAdapter
-
 SECTION = f"{ACTOR}."
 """The section that is left out in the option names of the record."""
 
@@ -23,7 +21,7 @@ MEGATRON = tuple(f"megatron.{name}" for name in PARALLEL_SIZES)
 ULYSSES = "fsdp_config.ulysses_sequence_parallel_size"
 
 
-def read(adapter: VerlAdapter, typed: recipe.Typed) -> recipe.Recipe:
+def read(adapter: Adapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with verl's own configuration; raises `RecipeRefused`."""
     from omegaconf import OmegaConf
 
