@@ -43,7 +43,6 @@ _CONSTANTS: dict[str, Any] = {
     "router_coefficient": objective.ROUTER_COEFFICIENT,
     "z_coefficient": objective.Z_COEFFICIENT,
     "none": None,
-    "job": lambda job: job,
     "steps": lambda job: len(job.steps),
     "samples": lambda job: sum(step.size for step in job.steps),
 }
@@ -234,10 +233,14 @@ class _Reader:
         if not isinstance(value, str) or not value.startswith("$"):
             return value
         name, _, attribute = value[1:].partition(".")
-        known = {**_CONSTANTS, **self.values}
+        known = {**_CONSTANTS, **self.values, "job": _itself}
         if name not in known:
             raise LookupError(f"{value} is neither a constant nor a value that the record is given")
         return _attribute(known[name], attribute) if attribute else known[name]
+
+
+def _itself(job: Any) -> Any:
+    return job
 
 
 @cache

@@ -33,7 +33,6 @@ CERTAIN_LOGIT = 64.0
 """The logit of padding, so large that other logits do not change a sum of exponentials in float32.
 """
 
-BATCH_AXIS = "fsdp"
 END_ID = -1
 LEARNER, ROLLOUT = "tunix.rl.grpo.grpo_learner", "tunix.rl.rollout.base_rollout"
 LOGGED = ("loss", "kl", "pg_clipfrac")
@@ -162,7 +161,7 @@ def _data(settings: Settings) -> list[dict[str, NDArray[np.str_]]]:
 def _cluster(job: Job, batch: ProbedBatch, settings: Settings) -> Any:
     """The models and their trainer on a mesh of devices."""
     home = found("tunix.rl.rl_cluster")
-    mesh = Mesh(np.array(jax.devices()[: job.layout.dp]), (BATCH_AXIS,))
+    mesh = Mesh(np.array(jax.devices()[: job.layout.dp]), ("fsdp",))
     training = home.RLTrainingConfig(
         actor_optimizer=recording(len(job.steps)), **field_settings(home.RLTrainingConfig, settings)
     )
