@@ -17,7 +17,7 @@ from adapters.contract.job import Refused, Unsupported
 from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, OF_VALUES
 from adapters.engines.shells import WithRecord
 from adapters.toolkit.calls import refusals, refusals_of_configuration
-from adapters.toolkit.settings import given_values, has_reference
+from adapters.toolkit.settings import doubled_returns, given_values, has_reference
 from adapters.toolkit.worlds import cached, observation, set_what_ray_sets
 from reference.aggregation import Mode
 
@@ -63,7 +63,7 @@ class ArealAdapter(WithRecord):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train the steps of the batch, each by an update of AReaL's engine."""
         set_what_ray_sets(rank)
-        from adapters.areal.model import SEAM
+        from adapters.toolkit.probe import SEAM
 
         batch, settings = ProbedBatch.of(job), self.record.settings(job)
         SEAM.start(batch)
@@ -174,14 +174,11 @@ class ArealRollouts:
     def assign_advantages(
         self, trajectories: Sequence[dict[str, torch.Tensor]]
     ) -> Sequence[dict[str, torch.Tensor]]:
-        """Set the job's advantages and returns in trajectories, unless AReaL computes advantages.
-
-        Returns are doubled because AReaL's critic loss is half of the squared error.
-        """
+        """Set a job's advantages and returns in trajectories, unless AReaL computes advantages."""
         if self._job.objective in FROM_REWARDS:
             return trajectories
         advantages = self._table(self._batch.advantages)
-        returns = self._table([2 * returns for returns in self._batch.returns])
+        returns = self._table(doubled_returns(self._batch))
         for trajectory in trajectories:  # each token's values are at the position before it
             ids = trajectory["input_ids"]
             trajectory["advantages"] = advantages[ids].roll(-1, dims=-1)
@@ -193,30 +190,25 @@ class ArealRollouts:
         import torch
         from torch.nn.functional import pad
 
-        batch, columns = self._batch, self._columns
-        sequence = np.concatenate([batch.prompts[index], batch.responses[index]])
-        ids = torch.from_numpy(sequence).unsqueeze(0)
+        batch, columns, (masks, log_probs) = self._batch, self._columns, self._generated
+        ids = torch.from_numpy(batch.sequences[index]).unsqueeze(0)
         # A forward pass computes a token's values at the position before the token.
         of_passes = {name: pad(values[ids][:, 1:], (0, 1)) for name, values in columns.items()}
         return {
             "input_ids": ids,
             "attention_mask": torch.ones_like(ids, dtype=torch.bool),
-            "loss_mask": self._masks[ids].int(),
-            "logprobs": self._log_probs[ids],
+            "loss_mask": masks[ids].int(),
+            "logprobs": log_probs[ids],
             "rewards": torch.tensor([batch.rewards[index]], dtype=torch.float32),
             **of_passes,
         }
 
     @cached_property
-    def _masks(self) -> torch.Tensor:
-        """The loss mask, by token id."""
-        return self._table(self._batch.original_masks)
-
-    @cached_property
-    def _log_probs(self) -> torch.Tensor:
-        """Log-probabilities of the policy that AReaL takes for the rollout policy, by token id."""
+    def _generated(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss mask, and log-probabilities of AReaL's rollout policy, by token id."""
         batch, is_decoupled = self._batch, self._config.actor.use_decoupled_loss
-        return self._table(batch.rollout_log_probs if is_decoupled else batch.old_log_probs)
+        log_probs = batch.rollout_log_probs if is_decoupled else batch.old_log_probs
+        return self._table(batch.original_masks), self._table(log_probs)
 
     @cached_property
     def _columns(self) -> dict[str, torch.Tensor]:

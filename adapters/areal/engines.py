@@ -98,12 +98,9 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
 
 
 class StubMbridge:
-    """A stub of mbridge that makes our model.
+    """A stub of mbridge that makes our model."""
 
-    ``policy`` is the model in data parallelism, set when the engine calls `get_model`.
-    """
-
-    policy: Policy
+    policy: Policy  # once the engine has requested it
 
     def __init__(self, job: Job, capacity: int, rank: Rank) -> None:
         import torch
@@ -133,9 +130,9 @@ class StubMbridge:
 
         from adapters.engines import megatron_core
 
-        chunks = megatron_core.probed_model(self.config, self._capacity, self._rank, self._output)
+        of_model = self.config, self._capacity, self._rank, self._output
         config = DistributedDataParallelConfig(**ddp_config)
-        self.policy = megatron_core.policy_of(chunks, self._rank, Depth.STEP, config)
+        self.policy = megatron_core.make_policy(*of_model, Depth.STEP, config)
         return self.policy.chunks
 
 

@@ -71,10 +71,7 @@ def default(name: str) -> object:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options of an actor and of its sections, except options that every engine has.
-
-    Each choice of an option is yielded too.
-    """
+    """Yields the options of an actor and its sections that engines lack, and their choices."""
     configs = module("api.cli_args")
     of_engines = {one.name for one in fields(configs.TrainEngineConfig)}
     sections = {"": "PPOActorConfig", **SECTIONS}

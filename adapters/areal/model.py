@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 from transformers.modeling_outputs import CausalLMOutput
 
 from adapters.engines import megatron_core
-from adapters.toolkit.probe import ProbeSeam
+from adapters.toolkit.probe import SEAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
-
-SEAM = ProbeSeam()  # one for the whole process, which runs one job at a time
 
 
 def outputs(input_ids: Tensor, probe: Tensor) -> CausalLMOutput:

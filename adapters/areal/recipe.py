@@ -9,13 +9,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from adapters.areal.importing import module
-from adapters.contract import recipe
+from adapters.contract import Adapter, recipe
 from adapters.toolkit.settings import flattened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from adapters.areal.driving import ArealAdapter
 
 BACKENDS = {"fsdp": "fsdp2", "megatron": "megatron"}
 """The adapter's engine for each name that users type."""
@@ -23,13 +21,11 @@ BACKENDS = {"fsdp": "fsdp2", "megatron": "megatron"}
 ACTOR = "actor."
 """The section that is left out in the option names of the record."""
 
-BACKEND = "backend"
-
 TUNING = {"rejection_sampling.metric", "rejection_sampling.agg"}
 """Options that choose nothing by themselves, because other options turn their section on."""
 
 
-def read(adapter: ArealAdapter, typed: recipe.Typed) -> recipe.Recipe:
+def read(adapter: Adapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with AReaL's own parser; raises `RecipeRefused`."""
     from omegaconf import OmegaConf
 
@@ -68,7 +64,7 @@ def read(adapter: ArealAdapter, typed: recipe.Typed) -> recipe.Recipe:
         per_prompt=per_prompt,
         steps=steps,
         longest=config.gconfig.max_new_tokens,
-        sizes=frozenset({BACKEND}),
+        sizes=frozenset({"backend"}),
     )
 
 

@@ -161,11 +161,6 @@ class Documented(Generic[Value]):
     where: str
 
 
-def documented(where: str, values: Mapping[str, Any]) -> dict[str, Documented[Any]]:
-    """Values by name, all stated in one place."""
-    return {name: Documented(value, where) for name, value in values.items()}
-
-
 @dataclass(frozen=True)
 class Assumed(Generic[Value]):
     """A convention that is known only from the framework's code or its comments."""

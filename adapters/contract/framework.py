@@ -325,16 +325,11 @@ def _typed(settings: Settings, default: Callable[[str], object]) -> tuple[str, .
     unless its default is 0 or None: then the number itself switches the feature on.
     """
     changed = {name: one for name, one in settings.items() if one != default(name)}
-    tuned = [
-        name for name, one in changed.items() if _is_number(one) and not _is_off(name, default)
-    ]
+    # Names with ``+`` are not the framework's options, so they are never off.
+    is_on = {name: name.startswith("+") or bool(default(name)) for name in changed}
+    tuned = [name for name, one in changed.items() if _is_number(one) and is_on[name]]
     plain = {name: one for name, one in changed.items() if name not in tuned} or changed
     return tuple(f"{name}={one}" if _is_shown(one) else name for name, one in plain.items())
-
-
-def _is_off(name: str, default: Callable[[str], object]) -> bool:
-    """Whether an option is off by default; names with ``+`` are not the framework's options."""
-    return not name.startswith("+") and not default(name)
 
 
 def _is_shown(value: object) -> bool:

@@ -62,17 +62,13 @@ class FaultInjection(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
-    """Changes to the configuration that the job's mode and layout imply.
+    """Changes to the configuration that the job's mode and layout imply, each a `Setting`.
 
-    ``says_mode`` is False if the mode is left to the framework's default; ``per_token`` is the
-    older flag for `token_mean`. ``divisor`` is the divisor as typed; None stands for the job's
-    divisor, and an empty text for no divisor. ``entropy`` and ``kl`` switch on auxiliary losses.
-    ``corrects`` sets a custom function for truncated importance sampling. ``reduces`` sets a custom
-    reducer of the policy loss, which divides sums by `REDUCER_DIVISOR` in every mode.
-    ``batch_size`` is the number of samples of an optimizer step, the job's if None. ``distils``
+    ``says_mode`` is False if the mode is left to the framework's default. A ``divisor`` of None
+    stands for the job's divisor, and an empty text for no divisor. The custom reducer divides sums
+    by `REDUCER_DIVISOR` in every mode. A ``batch_size`` of None stands for the job's. ``distils``
     subtracts the divergence from a teacher, times `KL_COEFFICIENT`, from advantages that the
-    framework computes. ``in_file`` has the settings that are made in a configuration file instead
-    of on the command line.
+    framework computes. ``in_file`` has the settings that are made in a configuration file.
     """
 
     says_mode: bool = True

@@ -12,9 +12,9 @@ from functools import cache
 from importlib.resources import files
 from operator import attrgetter
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter
 
 from adapters.contract import objective
 from adapters.contract.description import (
@@ -41,13 +41,17 @@ _CONSTANTS: dict[str, Any] = {
     "entropy_coefficient": objective.ENTROPY_COEFFICIENT,
     "kl_coefficient": objective.KL_COEFFICIENT,
     "router_coefficient": objective.ROUTER_COEFFICIENT,
+    "z_coefficient": objective.Z_COEFFICIENT,
     "none": None,
     "steps": lambda job: len(job.steps),
     "samples": lambda job: sum(step.size for step in job.steps),
 }
 """Values that the files of all frameworks may refer to with a ``$``."""
 
-Rows = list[dict[str, str]]
+Line = Annotated[str, AfterValidator(lambda text: " ".join(text.split()))]
+"""Text without its line breaks."""
+
+Rows = list[dict[str, Line]]
 Text = str | list[Any] | dict[str, Any]
 """Settings in a file: a table, the name of shared or given settings, or a list of tables and names.
 """
@@ -146,12 +150,11 @@ def read_departures(package: str, table: str = "departures") -> tuple[Departure,
 
 
 def read_rows(package: str, table: str) -> Rows:
-    """The rows of one of a package's tables, such as ``options``, without line breaks."""
+    """The rows of one of a package's tables, such as ``options``."""
     tables = _tables(package)
-    rows: Rows = {"options": tables.options, "departures": tables.departures}.get(table) or (
+    return {"options": tables.options, "departures": tables.departures}.get(table) or (
         tables.__pydantic_extra__[table]
     )
-    return [*map(_unwrapped, rows)]
 
 
 _NOTHING = Framework(title="", modes={}, objectives={})
@@ -279,20 +282,16 @@ def _defaults(tables: Iterable[Mapping[str, Any]]) -> dict[str, Documented[Any]]
 
 
 def _options(rows: Rows) -> tuple[OptionRow, ...]:
-    lines = (_unwrapped(row) for row in rows)
+    lines = (dict(row) for row in rows)
     return tuple(OptionRow(tuple(row.pop("names").split(", ")), **row) for row in lines)
 
 
 def _departures(rows: Rows) -> tuple[Departure, ...]:
     return tuple(
         Departure(DepartureKind(kind), row[kind], row["why"])
-        for row in map(_unwrapped, rows)
+        for row in rows
         for kind in row.keys() - {"why"}
     )
-
-
-def _unwrapped(row: Mapping[str, str]) -> dict[str, str]:
-    return {name: " ".join(text.split()) for name, text in row.items()}
 
 
 @cache

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Depth, Job, Layout, Objective, Option, Settings, Unsupported
-from adapters.contract.objective import ROUTER_COEFFICIENT, Z_COEFFICIENT
+from adapters.contract.tables import RecordFile
 from adapters.toolkit.imports import found
 
 if TYPE_CHECKING:
@@ -87,15 +87,7 @@ class Experts:
         return summed
 
 
-OPTIONS: dict[str, Any] = {
-    "num_moe_experts": 1,
-    "moe_router_topk": 1,
-    "moe_router_pre_softmax": True,
-    "moe_router_load_balancing_type": "aux_loss",
-    "moe_aux_loss_coeff": ROUTER_COEFFICIENT,
-    "moe_z_loss_coeff": Z_COEFFICIENT,
-    "add_bias_linear": False,
-}
+OPTIONS = RecordFile("adapters.engines").variant("router").always
 """Megatron-Core's options for a model with router losses."""
 
 NOT_CHOSEN = -1e4
@@ -118,9 +110,8 @@ def options(job: Job) -> dict[str, Any]:
     """The options of a job's model: a mixture of experts if router losses are observed."""
     if job.objective is not Objective.ROUTER:
         return {}
-    return OPTIONS | dict.fromkeys(
-        ("num_moe_experts", "moe_router_topk"), ranks_that_share(job.layout)
-    )
+    shared = ranks_that_share(job.layout)
+    return {**OPTIONS, "num_moe_experts": shared, "moe_router_topk": shared}
 
 
 class RouterLosses:

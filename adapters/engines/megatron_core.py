@@ -30,11 +30,6 @@ if TYPE_CHECKING:
 
     from reference.arrays import Gradient
 
-OPTIONS = frozenset(
-    {Option.AVERAGE_IN_COLLECTIVE, Option.DISTRIBUTED_OPTIMIZER, Option.OVERLAP_GRAD_REDUCE}
-)
-"""Options of Megatron's own data parallelism."""
-
 IMPOSSIBLE_LOGIT = -1e4  # logit of a token whose probability is exactly 0
 GRID = "grid"  # key of a rank's cache: the sizes of Megatron's process groups
 WRAPPED: list[Any] = []
@@ -149,8 +144,11 @@ class BarePolicy(Policy):
         return as_array(torch.zeros_like(self.probe) if grad is None else grad)
 
 
-def policy_of(bare: list[Any], rank: Rank, depth: Depth, ddp_config: Any) -> Policy:
-    """The policy of a probed model, bare below depth `step`; may raise `Unsupported`."""
+def make_policy(
+    config: Any, capacity: int, rank: Rank, head: Callable[..., Any], depth: Depth, ddp_config: Any
+) -> Policy:
+    """The policy of a new `probed_model`, bare below depth `step`; may raise `Unsupported`."""
+    bare = probed_model(config, capacity, rank, head)
     if depth is not Depth.STEP:
         return BarePolicy(bare)
     from megatron.core.distributed import DistributedDataParallel
@@ -354,10 +352,7 @@ class ReadingOptimizer:
 
 
 def gradients_of_steps(optimizer: Any, policy: Policy) -> Records[Gradient]:
-    """Records the probe's gradient, [capacity], before each step of Megatron's optimizer.
-
-    The gradient is then set to 0, as NaN would spoil the probe even at a learning rate of 0.
-    """
+    """Records the probe's gradient, [capacity], before each step of Megatron's optimizer."""
     gradients, step = Records["Gradient"](), optimizer.step
 
     def read_and_step() -> Any:

@@ -13,7 +13,7 @@ from transformers import GenerationConfig, GenerationMixin, PretrainedConfig, Pr
 from transformers.modeling_outputs import CausalLMOutput
 
 from adapters.contract.batch.sequences import PADDING_ID
-from adapters.toolkit.probe import ForwardPasses, ProbeLayer, ProbeSeam, token_table
+from adapters.toolkit.probe import SEAM, ForwardPasses, ProbeLayer, token_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from adapters.contract.batch.probed_batch import ProbedBatch
-
-SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
 LONGEST = 4096
 """The model's maximum sequence length in tokens, more than any case needs."""

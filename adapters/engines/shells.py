@@ -118,10 +118,7 @@ class OnFsdp(Adapter):
     """An adapter of an engine with torch's FSDP1 or FSDP2."""
 
     def leave_world(self) -> None:
-        """Drop cached reductions of sharded tensors, which use the first mesh's process groups.
-
-        Models of FSDP1 are cleared.
-        """
+        """Drop cached reductions of sharded tensors, which use the first mesh's process groups."""
         from torch.distributed.tensor import debug
 
         from adapters.engines import fsdp1

@@ -15,26 +15,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from adapters.contract import Adapter, Framework, Job, Layout, Observation, Rank, Unsupported
 from adapters.contract.layout import expanded
-from adapters.contract.tables import RecordFile, read_departures
+from adapters.contract.tables import RecordFile, read_departures, read_rows
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 
-ENVIRONMENT = {
-    "HF_HUB_DISABLE_TELEMETRY": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TRL_EXPERIMENTAL_SILENCE": "1",
-}
+[ENVIRONMENT] = read_rows("adapters.engines", "environment")
 
 
 def set_environment(**further: str) -> None:
-    """Set environment variables that packages read at import, unless a user has set them.
-
-    Packages then use no hub and no tokenizer threads.
-    """
+    """Set environment variables that packages read at import, unless a user has set them."""
     for name, value in {**ENVIRONMENT, **further}.items():
         os.environ.setdefault(name, value)
 
@@ -92,9 +84,6 @@ def zero_record(record: Framework) -> Framework:
 
 
 LOCAL_RANK = "LOCAL_RANK"
-USES_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
-"""The environment variable that Accelerate sets once DeepSpeed is configured."""
-
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 """Variables that Accelerate requires; no process connects, as the world exists already."""
 
@@ -116,20 +105,11 @@ def name_engine(name: str) -> None:
     PartialState(cpu=True).distributed_type = DistributedType(name)
 
 
-def require_engine(name: str) -> None:
-    """Raise `Unsupported` unless the latest `Accelerator` ran the engine of this name."""
-    from accelerate.state import AcceleratorState
-
-    ran = AcceleratorState().distributed_type.value
-    if ran != name:
-        raise Unsupported(f"Accelerate ran {ran} instead of {name}")
-
-
 def leave_world() -> None:
     """Forget the world, and the gradients and data loaders of its last job."""
     from accelerate.state import AcceleratorState, GradientState
 
-    os.environ.pop(USES_DEEPSPEED, None)
+    os.environ.pop("ACCELERATE_USE_DEEPSPEED", None)  # set once DeepSpeed is configured
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
 
@@ -154,8 +134,12 @@ class OnPreparedEngine(OnAccelerate):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps; raises `Unsupported` if another engine ran."""
+        from accelerate.state import AcceleratorState
+
         observed = super().observe(job, rank)  # type: ignore[safe-super]
-        require_engine(self.of_accelerate)
+        ran = AcceleratorState().distributed_type.value
+        if ran != self.of_accelerate:
+            raise Unsupported(f"Accelerate ran {ran} instead of {self.of_accelerate}")
         return observed
 
 
@@ -167,8 +151,7 @@ class OnFsdp2(OnPreparedEngine):
 
     def layouts(self) -> list[Layout]:
         """The layouts with several ranks."""
-        of_all = super().layouts()
-        return [layout for layout in of_all if layout.world_size > 1]
+        return [layout for layout in super().layouts() if layout.world_size > 1]
 
     def enter_world(self, rank: Rank) -> None:
         """Make Accelerate shard the model on CPUs too; raises `Unsupported` on one rank."""
@@ -187,8 +170,7 @@ class OnDeepspeed(OnPreparedEngine):
 
     def layouts(self) -> list[Layout]:
         """All layouts with the default ZeRO stage, 2, and some with the other stages."""
-        of_all = super().layouts()
-        return [*of_all, *OF_STAGES]
+        return [*super().layouts(), *OF_STAGES]
 
     def load(self, source: Path | None) -> None:
         """Import DeepSpeed for CPUs before Accelerate does, then the trainer."""

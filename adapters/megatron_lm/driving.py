@@ -59,10 +59,7 @@ def _scalar_log(**_: object) -> Any:
 
 
 def train(job: Job, batch: ProbedBatch, settings: Settings, rank: Rank) -> Any:
-    """Train all steps of a job on rollouts of one collection.
-
-    Returns the ``gradients`` and the ``logs`` of steps, and the ids of forward ``passes``.
-    """
+    """Train all steps of a job on rollouts of one collection, as in `InOneRun.run`."""
     CASE.start(batch)
     megatron_core.join_grid(job.layout, rank)
     with parsed_arguments(words(settings)) as args:
@@ -222,9 +219,7 @@ def _rollouts(job: Job, batch: ProbedBatch, args: Any) -> list[list[Any]]:
         columns = [batch.rollout_log_probs[one] - CERTAIN_LOGIT for one in samples]
         log_probs = [values[mask] for values, mask in zip(columns, masks, strict=True)]
         return kind(
-            trajectory=[
-                [*batch.prompts[one].tolist(), *batch.responses[one].tolist()] for one in samples
-            ],
+            trajectory=[batch.sequences[one].tolist() for one in samples],
             generation_mask=[
                 [*[False] * len(batch.prompts[one]), *batch.original_masks[one].tolist()]
                 for one in samples

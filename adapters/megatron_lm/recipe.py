@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 OF_MACHINE = ("--perform-rl-step", "--transformer-impl=local", "--no-gradient-accumulation-fusion")
 """Options by which a recipe for GPUs is validated on a machine without GPUs."""
 
-TURNED_OFF = "--no-"
-"""The prefix of options that turn other options off."""
-
 
 def read(adapter: MegatronLmAdapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with Megatron-LM's own parser and validation; raises `RecipeRefused`."""
@@ -31,7 +28,8 @@ def read(adapter: MegatronLmAdapter, typed: recipe.Typed) -> recipe.Recipe:
         parsed_arguments([*typed.words, *OF_MACHINE]) as args,
     ):
         of_parser = adapter.options.values(args)
-        values = {name: one for name, one in of_parser.items() if not name.startswith(TURNED_OFF)}
+        # without options that turn other options off
+        values = {name: one for name, one in of_parser.items() if not name.startswith("--no-")}
     rows, is_packed = int(values["--micro-batch-size"]), bool(values[PACKED])
     if not values[PER_TOKEN] and (is_packed or rows > 1):
         raise recipe.RecipeRefused(

@@ -124,11 +124,12 @@ class MilesAdapter(LineageAdapter):
         of_version = sample_unit(self.rollout_field(), f"{TESTS}/test_rollout_mask_sums.py")
         partitions = self.found(f"{TRAIN_DATA}:_prompt_group_partitions")
         of_values = f"{TESTS}/test_ppo_gae_masks.py"
+        has_test = (Path(module("utils.types").__file__).parents[2] / of_values).exists()
         return {
             **conventions(self.parser, of_version, self.unit),
             "whole_groups": Assumed(partitions is not None),
             "compared": Assumed(Compared.LONGEST_SAMPLES),
-            **({"of_values": Documented(OF_TRAINED_TOKENS, of_values)} if _has(of_values) else {}),
+            **({"of_values": Documented(OF_TRAINED_TOKENS, of_values)} if has_test else {}),
         }
 
     def shares(self, args: Any, job: Job, batch: ProbedBatch, sizes: dict[str, int]) -> Any:
@@ -160,11 +161,6 @@ class MilesAdapter(LineageAdapter):
             dp_size=sizes["dp_size"],
             train_parallel_config=sizes,
         )
-
-
-def _has(document: str) -> bool:
-    """Whether the loaded version's repository has a file."""
-    return (Path(module("utils.types").__file__).parents[2] / document).exists()
 
 
 def aggregate(entries: Sequence[LogEntry]) -> Mapping[str, float]:

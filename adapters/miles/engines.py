@@ -109,9 +109,8 @@ class MilesFsdpAdapter(MilesAdapter):
     """Drives radixark/miles on FSDP2.
 
     The engine's actor trains a batch of rollouts with its own code: old log-probabilities,
-    micro-batches, loss, backward pass through FSDP2, gradient clipping. We supply a model with the
-    probe, a wrapper that adds the probe to log-probabilities, the advantages, and an optimizer hook
-    that reads the gradient. Below depth `step` every rank has FSDP2 on a mesh of one rank.
+    micro-batches, loss, backward pass through FSDP2, gradient clipping. Below depth `step` every
+    rank has FSDP2 on a mesh of one rank.
     """
 
     engine = "fsdp"
@@ -141,8 +140,8 @@ class MilesFsdpAdapter(MilesAdapter):
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the optimizer steps of one rollout."""
         from adapters.miles import model
-        from adapters.slime_family.model import SEAM
         from adapters.toolkit import cuda_on_cpu
+        from adapters.toolkit.probe import SEAM
 
         job = single_sample_job(job)  # the engine finds its steps by counting samples
         batch = ProbedBatch.of(job)

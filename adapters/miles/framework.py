@@ -19,18 +19,14 @@ BEFORE_HUB = "backends.training_utils.loss"
 LOSSES = (f"{HUB}.losses", BEFORE_HUB)
 LOG_PROBS = (f"{HUB}.logit_processors", f"{HUB}.logits", BEFORE_HUB)
 CORRECTIONS = (f"{HUB}.corrections", BEFORE_HUB)
-AGGREGATION = "backends.training_utils.log_utils:aggregate_train_losses"
-VALIDATION = (
-    "utils.arguments:_validate_loss_aggregation_args",
-    "utils.arguments:miles_validate_args",
-)
 
 KEEPERS = (
-    *VALIDATION,
+    "utils.arguments:_validate_loss_aggregation_args",
+    "utils.arguments:miles_validate_args",
     f"{TRAIN_DATA}:convert_samples_to_train_data",
     f"{TRAIN_DATA}:_prompt_group_partitions",
     f"{HUB}.losses:get_pg_loss_reducer",
-    AGGREGATION,
+    "backends.training_utils.log_utils:aggregate_train_losses",
 )
 """Functions of miles that may enforce rules of configurations and logs."""
 

@@ -11,8 +11,13 @@ from torch.distributed import device_mesh, fsdp
 
 from adapters.contract import Depth, Job, Rank
 from adapters.miles.driving import engine
-from adapters.slime_family.model import SEAM
-from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedModel, probe_capacity
+from adapters.toolkit.probe import (
+    SEAM,
+    ForwardPasses,
+    GradientReader,
+    ProbedModel,
+    probe_capacity,
+)
 from adapters.toolkit.worlds import cached
 
 

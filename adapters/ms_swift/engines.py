@@ -41,7 +41,7 @@ class MsSwiftAdapter(InOneRun):
         self.import_trainers()
         if found(self.arguments) is None:
             raise LookupError(f"this version has no {self.arguments}")
-        from adapters.engines.pretrained import SEAM
+        from adapters.toolkit.probe import SEAM
 
         home, (code, *functions) = self.trainer.rpartition(".")[0], self.log_probs
         SEAM.put_into(found(f"{home}.{code}"), *functions)

@@ -10,16 +10,13 @@ from math import ceil
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.contract import recipe
-from adapters.contract.layout import Option
+from adapters.contract import Adapter, Option, recipe
 from adapters.engines.shells import DEFAULT_STAGE, STAGES
 from adapters.toolkit.imports import found
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-
-    from adapters.ms_swift.engines import MsSwiftAdapter
 
 OF_MACHINE = (
     *("--use_cpu", "true", "--bf16", "false", "--fp16", "false"),
@@ -43,9 +40,6 @@ BEFORE_A_RUN = (
 """Methods of arguments that do more than validate: they look up models, call servers or run users'
 code."""
 
-OF_MODEL = {"model_info": None, "model_meta": None}
-"""Attributes that ms-swift would look up for a recipe's model."""
-
 OF_LAYERS = ("base_args.template_args:TemplateArguments", "tuner_args:TunerArguments")
 """Arguments whose validation depends on the model: its template and the trained layers."""
 
@@ -58,7 +52,7 @@ SIZES = frozenset(
 """Options that determine layout and samples, or that follow from another option."""
 
 
-def read(adapter: MsSwiftAdapter, typed: recipe.Typed) -> recipe.Recipe:
+def read(adapter: Adapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with ms-swift's own arguments; raises `RecipeRefused`."""
     if adapter.engine == "megatron":
         raise recipe.RecipeRefused("recipes of its trainer on Megatron-Core are not read yet")
@@ -116,7 +110,9 @@ def _values(words: Sequence[str], ranks: int) -> dict[str, Any]:
         for path in OF_LAYERS:
             section = found(f"swift.arguments.{path}")
             stack.enter_context(mock.patch.object(section, "__post_init__", return_value=None))
-        stack.enter_context(mock.patch.multiple(kind, create=True, **OF_MODEL))
+        # ms-swift would look these attributes up for a recipe's model
+        unread = mock.patch.multiple(kind, create=True, model_info=None, model_meta=None)
+        stack.enter_context(unread)
         stack.enter_context(mock.patch.object(config, "world_size", ranks))
         read, left = found("swift.utils:parse_args")(kind, [*words, *OF_MACHINE])
     if left:

@@ -12,6 +12,7 @@ from adapters.contract.batch.probed_batch import ProbedBatch
 from adapters.contract.job import Depth, Job, LogEntry, Observation, PendingReduction
 from adapters.contract.tables import RecordFile
 from adapters.native import options
+from adapters.toolkit.worlds import observation
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
@@ -92,16 +93,11 @@ class NativeAdapter(Adapter):
         reported |= {metric: (value,) for metric, value in of_rollouts.items()}
         if not job.layout.is_on_last_stage(rank.index):
             return Observation(token_weights=(), reported=reported)
-        whole, passes = job.depth is Depth.STEP, trainer.passes.drain()
         gradients = [as_array(gradient) for gradient, _ in trained]
-        return Observation(
-            token_weights=batch.weights_of_steps(gradients),
-            own_losses=batch.own_losses(gradients),
-            pending_reduction=PendingReduction.REPLICATED if whole else PendingReduction.SUM,
-            forward_passes=batch.forward_passes(passes),
-            rows=batch.rows(passes),
-            reported=reported,
-        )
+        whole = job.depth is Depth.STEP
+        pending = PendingReduction.REPLICATED if whole else PendingReduction.SUM
+        passes = trainer.passes.drain()
+        return observation(batch, gradients, passes, reported, pending_reduction=pending)
 
 
 def _train(trainer: Trainer, probe: Any, samples: list[Any]) -> tuple[Any, dict[Metric, float]]:

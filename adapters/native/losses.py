@@ -75,13 +75,6 @@ def sapo(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor
     return -packed.advantages * torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
 
 
-def kl_cov(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
-    """Losses without clipping, with a penalty on the log-ratio of every token."""
-    log_ratios = log_probs - packed.old_log_probs
-    penalty = CONSTANTS.kl_penalty * log_ratios.abs()
-    return -packed.advantages * torch.exp(log_ratios) + penalty
-
-
 def geo_mean(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
     """Losses with geometric means of clipped ratios; each gradient reaches only its own token."""
     log_ratios = log_probs - packed.old_log_probs
@@ -283,7 +276,7 @@ POLICY_LOSSES: dict[Objective, LossFunction] = {
     Objective.CISPO: cispo,
     Objective.SAPO: sapo,
     Objective.CLIP_COV: ppo,  # with equal log-probabilities, all covariances are 0
-    Objective.KL_COV: kl_cov,
+    Objective.KL_COV: covariance_penalised,  # without a correction, all tokens are penalised
     Objective.GEO_MEAN: geo_mean,
     Objective.GPG: gpg,
     Objective.DRO: dro,

@@ -96,16 +96,10 @@ class Packed(TokenTensors):
 def samples_of_steps(batch: ProbedBatch) -> list[list[SampleTensors]]:
     """The samples of each step."""
     responses = np.concatenate(batch.responses)
-    lengths = [
-        len(prompt) + len(response)
-        for prompt, response in zip(batch.prompts, batch.responses, strict=True)
-    ]
+    lengths = [*map(len, batch.sequences)]
 
     def token_column(values: Sequence[NDArray[Any]]) -> tuple[torch.Tensor, ...]:
-        """Values of responses, with zeros for prompts unless prompts are poisoned.
-
-        Ids count through all sequences from 1.
-        """
+        """Values of responses, with zeros for prompts unless prompts are poisoned."""
         flat = np.concatenate(values)
         dtype = np.float32 if flat.dtype == np.float64 else flat.dtype
         whole = elsewhere(values, batch.probe_size, 0).astype(dtype)

@@ -91,7 +91,8 @@ class NemoRLTraining:
         policy = made_policy(config.policy, worker, self._rank)
 
         def given(name: str, values: Sequence[Values]) -> Any:
-            return lambda data, **_: {name: rollouts.log_probs(values, data["input_ids"])}
+            of_tokens = rollouts.values
+            return lambda data, **_: {name: of_tokens(values, data["input_ids"]) - CERTAIN_LOGIT}
 
         batch = self._batch
         policy.prepare_for_lp_inference = policy.prepare_for_training = lambda: None
@@ -185,10 +186,6 @@ class NemoRLRollouts:
         ids = [torch.cat([message["token_ids"] for message in log]) for log in logs]
         padded = [torch.nn.functional.pad(one, (0, width - len(one))) for one in ids]
         return self.values(self._batch.advantages, torch.stack(padded))
-
-    def log_probs(self, values: Sequence[Values], ids: torch.Tensor) -> torch.Tensor:
-        """Log-probabilities of response tokens at their ids, lowered by `CERTAIN_LOGIT`."""
-        return self.values(values, ids) - CERTAIN_LOGIT
 
     def values(self, values: Sequence[Values], ids: torch.Tensor) -> torch.Tensor:
         """Values of response tokens at their ids, and 0 at other ids: [*ids]."""

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest import mock
 
-from adapters.contract import recipe
-from adapters.contract.layout import Option
+from adapters.contract import Adapter, Option, recipe
 from adapters.engines.shells import PARALLEL_SIZES
 from adapters.nemo_rl.importing import example, loaded, module
 from adapters.toolkit.settings import flattened
-
-if TYPE_CHECKING:
-    from adapters.nemo_rl.adapter import NemoRLAdapter
 
 EXAMPLE = "grpo_math_1B.yaml"
 """The configuration that ``run_grpo.py`` starts from if its user names none."""
@@ -30,7 +26,7 @@ class _ValidatedError(Exception):
     """NeMo-RL has reached its request for GPUs, so it accepts the recipe."""
 
 
-def read(_: NemoRLAdapter, typed: recipe.Typed) -> recipe.Recipe:
+def read(_: Adapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with NeMo-RL's own parser and validation; raises `RecipeRefused`."""
     from omegaconf import OmegaConf
 

@@ -14,7 +14,13 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from adapters.nemo_rl.importing import disable_binding, module
 from adapters.toolkit import cuda_on_cpu
-from adapters.toolkit.probe import ForwardPasses, GradientReader, ProbedTransformer, logits_head
+from adapters.toolkit.probe import (
+    HEADED,
+    ForwardPasses,
+    GradientReader,
+    ProbedTransformer,
+    logits_head,
+)
 from adapters.toolkit.worlds import all_gather, cached
 
 if TYPE_CHECKING:
@@ -51,10 +57,7 @@ class StubWorkerGroup:
 
 
 def made_worker(config: Any, capacity: int, rank: Rank) -> Any:
-    """NeMo-RL's worker for a configuration; the jobs of a world share matching workers.
-
-    Its ``passes`` and ``gradients`` record the model's forward passes and gradients.
-    """
+    """NeMo-RL's worker for a configuration; the jobs of a world share matching workers."""
     of_engine, packing = config["dtensor_cfg"], config["sequence_packing"]
     sizes = of_engine["context_parallel_size"], of_engine.get("dp_replicate_size")
     key = "nemo_rl", *sizes, packing["enabled"], capacity
@@ -139,15 +142,6 @@ def _has_no_layers(_: object) -> Any:
     raise ValueError("the probe has no operations to count")
 
 
-CONFIG: dict[str, object] = {
-    "model_type": "probe",
-    "num_attention_heads": 1,
-    "num_key_value_heads": 1,
-    "pad_token_id": 0,
-}
-"""The fields of a model's configuration that NeMo-RL reads."""
-
-
 def _outputs(input_ids: torch.Tensor, probe: torch.Tensor) -> CausalLMOutput:
     logits: Any = logits_head(input_ids, probe)["logits"]
     return CausalLMOutput(logits=logits)
@@ -160,7 +154,8 @@ def model_class(capacity: int, passes: ForwardPasses) -> Any:
     """
 
     def from_config(*_: object, **__: object) -> ProbedTransformer:
-        return ProbedTransformer(capacity, passes, _outputs, SimpleNamespace(**CONFIG))
+        config = SimpleNamespace(**vars(HEADED), pad_token_id=TOKENIZER.pad_token_id)
+        return ProbedTransformer(capacity, passes, _outputs, config)
 
     def from_pretrained(
         *_: object, device_mesh: Any = None, distributed_config: Any = None, **__: object

@@ -14,12 +14,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from adapters.engines.deepspeed import forget_engines, gradients_of_steps, refusals_of_sizes
-from adapters.engines.pretrained import SEAM, policy, table
+from adapters.engines.pretrained import policy, table
 from adapters.open_instruct.importing import actor_classes, config_classes, module
 from adapters.open_instruct.packing import packing_of
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.calls import refusals
-from adapters.toolkit.probe import probe_capacity
+from adapters.toolkit.probe import SEAM, probe_capacity
 from adapters.toolkit.settings import field_settings, gives_advantages
 from adapters.toolkit.worlds import all_gather
 

@@ -15,26 +15,19 @@ if TYPE_CHECKING:
 
 module = imports.modules_of("open_instruct")
 
-UNREACHED = (
-    *("actor_manager", "ground_truth_utils", "olmo_core_callbacks", "olmo_core_hybrid"),
-    "vllm_utils",
-)
-"""Modules of open-instruct that the trainer imports but no step enters."""
-
 
 def import_open_instruct(source: Path | None) -> None:
     """Import the trainer; if packages of its extra are missing, first raises `ImportError`."""
     imports.require(read_imports("adapters.open_instruct").required, "open-instruct")
     from adapters.engines import deepspeed
-    from adapters.engines.pretrained import SEAM
     from adapters.toolkit import cuda_on_cpu
+    from adapters.toolkit.probe import SEAM
 
     cuda_on_cpu.install()
     deepspeed.import_deepspeed()
     deepspeed.group_sequences_once()
     imports.import_from("open_instruct", [source] if source else [])
     imports.stub_imports("adapters.open_instruct")
-    imports.stub([f"open_instruct.{name}" for name in UNREACHED])
     # the trainer passes a rank's number to torch.device
     module("grpo_fast").torch = cuda_on_cpu.torch_of_the_cpu()
     SEAM.put_into(module("model_utils"), "log_softmax_and_gather")

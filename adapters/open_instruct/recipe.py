@@ -4,23 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract.layout import Option
-from adapters.contract.recipe import Recipe, grid_of, refusals_of_recipes, require_words
+from adapters.contract import Adapter, Option, recipe
+from adapters.contract.tables import RecordFile
 from adapters.open_instruct.framework import STAGES
 from adapters.open_instruct.importing import config_classes, module
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from adapters.contract.recipe import Typed
-    from adapters.open_instruct.adapter import OpenInstructAdapter
-
-SET_BY_SCRIPT = {
-    "exp_name": "grpo",
-    "warmup_ratio": 0.0,
-    "max_grad_norm": 1.0,
-    "per_device_train_batch_size": 1,
-}
+SET_BY_SCRIPT = RecordFile("adapters.open_instruct").variant("script").always
 """Defaults of ``grpo_fast.py`` as a script, which differ from the defaults of its fields."""
 
 OF_SCRIPT = ("TokenizerConfig", "ModelConfig", "EnvsConfig")
@@ -32,10 +24,10 @@ LEAST = ("--model_name_or_path", "a_model")
 SIZES = frozenset({"num_learners_per_node", "sequence_parallel_size", "num_unique_prompts_rollout"})
 
 
-def read(adapter: OpenInstructAdapter, typed: Typed) -> Recipe:
+def read(adapter: Adapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with open-instruct's own parser; raises `RecipeRefused`."""
-    require_words(typed, "open-instruct")
-    with refusals_of_recipes():
+    recipe.require_words(typed, "open-instruct")
+    with recipe.refusals_of_recipes():
         values = _values(typed.words)
     cp = values["sequence_parallel_size"]
     per_prompt, steps = values["num_samples_per_prompt_rollout"], values["num_mini_batches"]
@@ -47,8 +39,8 @@ def read(adapter: OpenInstructAdapter, typed: Typed) -> Recipe:
         Option.SHARED_GENERATION: steps > 1,
         Option.TWO_EPOCHS: values["num_epochs"] > 1,
     }
-    return Recipe.cut(
-        grid_of(typed.ranks or sum(values["num_learners_per_node"]), cp),
+    return recipe.Recipe.cut(
+        recipe.grid_of(typed.ranks or sum(values["num_learners_per_node"]), cp),
         engine=adapter.engine,
         values=values,
         defaults=_values(LEAST),

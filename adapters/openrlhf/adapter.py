@@ -1,8 +1,4 @@
-"""The adapter of OpenRLHF, from a batch of rollouts to the gradient of DeepSpeed's optimizer.
-
-Every rank runs the trainer itself; OpenRLHF's actors build their engines around
-our model, which carries the probe.
-"""
+"""The adapter of OpenRLHF, from a batch of rollouts to the gradient of DeepSpeed's optimizer."""
 
 from __future__ import annotations
 

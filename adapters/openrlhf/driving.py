@@ -22,7 +22,7 @@ from adapters.openrlhf import importing, model
 from adapters.openrlhf.framework import LEVEL, OPENRLHF
 from adapters.openrlhf.importing import module
 from adapters.toolkit import cuda_on_cpu, settings
-from adapters.toolkit.probe import ForwardPasses, Records, probe_capacity, token_table
+from adapters.toolkit.probe import SEAM, ForwardPasses, Records, probe_capacity, token_table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -49,8 +49,8 @@ class Session:
             made = {"actor": policy(self._args, capacity)}
             if settings.has_critic(job):
                 made["critic"] = critic(self._args, capacity)
-        model.SEAM.start(batch)
-        model.SEAM.has_router = job.objective is Objective.ROUTER
+        SEAM.start(batch)
+        SEAM.has_router = job.objective is Objective.ROUTER
         self._actors = {role: one.actor for role, one in made.items()}
         trained = made[settings.trained_model(job, "actor")]
         if Option.SHORT_BATCH in job.layout.options:
@@ -266,26 +266,23 @@ class OpenRLHFRollouts:
         return token_table(self.batch, values)[sequences[:, 1:]]
 
     def given(self, experiences: Sequence[Any]) -> Sequence[Any]:
-        """The experiences with our advantages and, for a critic, our returns.
-
-        Returns are doubled because OpenRLHF's critic loss is half of the squared error.
-        """
+        """The experiences with our advantages and, for a critic, our returns."""
         for experience in experiences:
             experience.advantages = self.laid_out(self.batch.advantages, experience.sequences)
             if self.job.objective in OF_CRITIC:
-                returns = [2 * returns for returns in self.batch.returns]
+                returns = settings.doubled_returns(self.batch)
                 experience.returns = self.laid_out(returns, experience.sequences)
         return experiences
 
     def _response(self, index: int) -> dict[str, Any]:
         """A sample as a rollout engine returns it: active tokens are ranges of actions."""
-        prompt, response = self.batch.prompts[index], self.batch.responses[index]
+        prompt = self.batch.prompts[index]
         active = np.concatenate([np.zeros(len(prompt), bool), self.batch.original_masks[index]])
         log_probs = np.concatenate([np.zeros(len(prompt)), self.batch.rollout_log_probs[index]])
         return {
             "prompt": str(self.batch.groups[index]),
             "label": "",
-            "observation_tokens": np.concatenate([prompt, response]).tolist(),
+            "observation_tokens": self.batch.sequences[index].tolist(),
             "action_ranges": _ranges(active),
             "rollout_log_probs": log_probs.tolist() if self.are_corrected else None,
             "reward": float(self.batch.rewards[index]),

@@ -18,10 +18,7 @@ KIND = "--algo.advantage.is_correction_mode"
 
 def train_batch(job: Job) -> int:
     """The number of samples of an optimizer step."""
-    size, ranks = (
-        job.configuration.batch_size or settings.samples_per_step(job),
-        job.layout.dp,
-    )
+    size, ranks = job.configuration.batch_size or settings.samples_per_step(job), job.layout.dp
     if size % ranks and len(job.steps) > 1:
         raise Unsupported(
             f"OpenRLHF cuts each rank's share of a batch into steps: {size} samples a step over"

@@ -16,7 +16,7 @@ from adapters.contract.tables import read_rows
 from adapters.openrlhf.framework import KIND, LEVEL, LOSS_AGG_MODE
 from adapters.toolkit import worlds
 from adapters.toolkit.calls import nothing, refusals
-from adapters.toolkit.imports import import_from, modules_of, provide, stub_missing
+from adapters.toolkit.imports import import_from, modules_of, provide, stub_imports
 from adapters.toolkit.settings import CommandLine
 
 if TYPE_CHECKING:
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
     from adapters.contract.framework import Settings
 
 module = modules_of("openrlhf")
-
-OF_SERVERS = ("vllm", "ring_flash_attn")
-"""Packages of rollout servers and of attention, which the trained model does not use."""
 
 SCRIPT = "cli.train_ppo_ray"
 
@@ -211,7 +208,7 @@ def _replace_gpu_packages() -> None:
     # These packages look for flash_attn and must not find our stub.
     for name in ("transformers.modeling_utils", "peft"):
         importlib.import_module(name)
-    stub_missing(OF_SERVERS)
+    stub_imports("adapters.openrlhf")
     if importlib.util.find_spec("flash_attn") is None:
         _provide_flash_attn()
 

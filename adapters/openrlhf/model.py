@@ -12,18 +12,16 @@ from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput, MoeCa
 from adapters.engines.deepspeed import made_once, use_torch_adam
 from adapters.openrlhf.importing import module, value
 from adapters.toolkit.probe import (
+    SEAM,
     ForwardPasses,
     PretrainedBase,
     ProbedModel,
-    ProbeSeam,
     freeze_identity_head,
     router_loss,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
 USERS_OF_RAY = ("trainer.ppo_trainer", "trainer.ppo_utils.experience_maker", "trainer.ray.launcher")
 """Modules that send data to Ray's processes and wait for results."""

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from adapters.contract import recipe
-from adapters.contract.layout import Option
+from adapters.contract import Adapter, Option, recipe
 from adapters.openrlhf import importing
-
-if TYPE_CHECKING:
-    from adapters.openrlhf.adapter import OpenRLHFAdapter
+from adapters.openrlhf.framework import OPENRLHF
 
 ACTOR_RANKS = ("--actor.num_nodes", "--actor.num_gpus_per_node")
 RING = "--ds.ring_attn_size"
 
 
-def read(adapter: OpenRLHFAdapter, typed: recipe.Typed) -> recipe.Recipe:
+def read(adapter: Adapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with OpenRLHF's own script; raises `RecipeRefused`."""
     recipe.require_words(typed, "OpenRLHF")
     with recipe.refusals_of_recipes():
@@ -26,7 +21,7 @@ def read(adapter: OpenRLHFAdapter, typed: recipe.Typed) -> recipe.Recipe:
     samples, per_prompt = values["--train.batch_size"], values["--rollout.n_samples_per_prompt"]
     of_batch = values["--rollout.batch_size"] * per_prompt
     by_tokens = bool(values["--train.dynamic_batch_enable"])
-    options = recipe.options_of(adapter.framework, values, defaults)
+    options = recipe.options_of(OPENRLHF, values, defaults)
     if of_batch % samples and not by_tokens:
         options = (*options, Option.SHORT_BATCH)
     return recipe.Recipe.cut(

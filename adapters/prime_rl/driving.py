@@ -34,7 +34,7 @@ class PrimeRLTraining:
         self, settings: Settings, rollouts: PrimeRLRollouts, capacity: int, rank: Rank
     ) -> None:
         self._rank = rank
-        self.passes, self._log = ForwardPasses(), MonitorLog()
+        self.passes, self._history = ForwardPasses(), list[dict[str, Any]]()
         self._readers: list[GradientReader] = []
         with tempfile.TemporaryDirectory(prefix="rl-loss-prime-rl-") as folder:
             rollouts.send(Path(folder))
@@ -42,7 +42,7 @@ class PrimeRLTraining:
             with _fresh_process(), self._replaced(*of_model), cuda_on_cpu.redirected():
                 config = configured({**settings, "output_dir": Path(folder)})
                 module("trainer.rl.train").train.__wrapped__(config)
-            self.logs = _step_logs([*self._log.history, *_logged(Path(folder) / "metrics.jsonl")])
+            self.logs = _step_logs([*self._history, *_logged(Path(folder) / "metrics.jsonl")])
 
     def gradients(self) -> list[Gradient]:
         """The probe's gradient of each optimizer step: [capacity]."""
@@ -53,7 +53,12 @@ class PrimeRLTraining:
     def _replaced(self, capacity: int, head: Callable[..., Any]) -> Iterator[None]:
         """Let the trainer make our model, give us its optimizer, and start no services."""
         trainer = module("trainer.rl.train")
-        real = trainer.setup_optimizer
+        real, make_dims = trainer.setup_optimizer, trainer.get_parallel_dims
+
+        def get_parallel_dims(config: Any) -> Any:
+            """The process groups, made once for all jobs of a world."""
+            key = "parallel_dims", config.cp, config.dp_replicate
+            return cached(self._rank, key, lambda: make_dims(config))
 
         def setup_optimizer(*arguments: Any, **options: Any) -> Any:
             made = real(*arguments, **options)
@@ -63,27 +68,18 @@ class PrimeRLTraining:
         of_step = {
             "setup_model": setup_model(capacity, self.passes, self._rank.dtype, head),
             "setup_optimizer": setup_optimizer,
-            "get_parallel_dims": self._parallel_dims(trainer.get_parallel_dims),
+            "get_parallel_dims": get_parallel_dims,
         }
         replaced = [
             (trainer, of_step),
             (trainer, WITHOUT_SERVICES),
             (torch.cuda, WITHOUT_GPU),
-            *_older_trainer_patches(self._log),
+            *_older_trainer_patches(self._history),
         ]
         with ExitStack() as stack:
             for home, names in replaced:
                 stack.enter_context(mock.patch.multiple(home, **names))
             yield
-
-    def _parallel_dims(self, make: Any) -> Any:
-        """A cached version of ``make``: process groups are made once for all jobs of a world."""
-
-        def made(config: Any) -> Any:
-            key = "parallel_dims", config.cp, config.dp_replicate
-            return cached(self._rank, key, lambda: make(config))
-
-        return made
 
 
 WITHOUT_SERVICES: dict[str, Any] = {
@@ -105,7 +101,6 @@ are not clipped."""
 
 WITHOUT_GPU: dict[str, Any] = {"reset_peak_memory_stats": nothing, "max_memory_reserved": lambda: 0}
 
-
 ONLY_RUN = SimpleNamespace(max_runs=1, used_idxs=(), synchronize_state=nothing)
 """A stub of the manager of runs, without configurations or LoRA adapters of single runs."""
 
@@ -113,27 +108,20 @@ PACKER = SimpleNamespace(pack=nothing, _arm_watchdog=nothing, _disarm_watchdog=n
 """A stub of the first rank's packer, because micro-batches are packed and sent already."""
 
 
-class MonitorLog:
-    """Keeps the logged metrics, in place of the trainer's monitor."""
-
-    def __init__(self) -> None:
-        self.history: list[dict[str, Any]] = []
-
-    def log(self, metrics: Mapping[str, Any], step: int) -> None:
-        """Keep metrics of a step."""
-        self.history.append({**metrics, "step": step})
-
-
-def _older_trainer_patches(log: MonitorLog) -> Iterator[tuple[Any, dict[str, Any]]]:
+def _older_trainer_patches(history: list[dict[str, Any]]) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Yields modules with replacements of attributes that only some versions have.
 
     Before August 2026 the trainer served several runs and packed their samples, and before August
-    15 it created its monitor itself.
+    15 it created its monitor itself, whose metrics are kept in ``history``.
     """
+
+    def log(metrics: Mapping[str, Any], step: int) -> None:
+        history.append({**metrics, "step": step})
+
     of_trainer: dict[str, Any] = {
         "build_bin_cost": lambda _: sum,
         "setup_multi_run_manager": lambda *_, **__: ONLY_RUN,
-        "setup_monitor": lambda *_, **__: log,
+        "setup_monitor": lambda *_, **__: SimpleNamespace(log=log),
         "setup_tokenizer": nothing,
     }
     of_loader = {"get_multi_run_manager": lambda: ONLY_RUN, "setup_packer": lambda **_: PACKER}

@@ -5,16 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
-from adapters.contract.layout import Option
-from adapters.contract.recipe import Recipe, flat, grid_of, refusals_of_recipes
+from adapters.contract import Adapter, Option, recipe
 from adapters.prime_rl.importing import module
 from adapters.toolkit.imports import is_stub
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from adapters.contract.recipe import Typed
-    from adapters.prime_rl.adapter import PrimeRLAdapter
 
 OF_ORCHESTRATOR = {
     **dict.fromkeys(("seq_len", "batch_size", "token_batch_size", "group_size"), True),
@@ -25,19 +21,19 @@ OF_ORCHESTRATOR = {
 SIZES = frozenset({"model.cp", "orchestrator.group_size", "orchestrator.token_batch_size"})
 
 
-def read(adapter: PrimeRLAdapter, typed: Typed) -> Recipe:
+def read(adapter: Adapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with prime-rl's own configuration; raises `RecipeRefused`."""
-    with refusals_of_recipes(), _without_environments():
+    with recipe.refusals_of_recipes(), _without_environments():
         kind = module("configs.rl").RLConfig
         of_file = ["@", str(typed.file)] if typed.file else []
         config = module("utils.config").cli(kind, args=[*of_file, *typed.words])
         default = kind(trainer={}, orchestrator={"train": {"source": [{"name": "any"}]}})
     model = config.trainer.model
-    grid = grid_of(typed.ranks or _training_ranks(config.deployment), model.cp)
+    grid = recipe.grid_of(typed.ranks or _training_ranks(config.deployment), model.cp)
     orchestrator = config.orchestrator
     by_tokens = orchestrator.batch_size or orchestrator.token_batch_size // orchestrator.seq_len
     samples = max(by_tokens, 1)
-    return Recipe.cut(
+    return recipe.Recipe.cut(
         grid,
         engine=adapter.engine,
         values=_values(config),
@@ -71,8 +67,8 @@ def _values(config: Any) -> dict[str, Any]:
     orchestrator = config.orchestrator
     types = dict.fromkeys(one.algo.type for one in orchestrator.train.source)
     return {
-        **dict(flat(config.trainer.model_dump())),
-        **dict(flat(orchestrator.model_dump(include=OF_ORCHESTRATOR), "orchestrator.")),
+        **dict(recipe.flat(config.trainer.model_dump())),
+        **dict(recipe.flat(orchestrator.model_dump(include=OF_ORCHESTRATOR), "orchestrator.")),
         "orchestrator.algo.type": " and ".join(types),
     }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +43,8 @@ class PrimeRLRollouts:
         self._advantages = batch.advantages
         if not gives_advantages(job):
             self._advantages = self._scored()
-        self._grids = [self._packed(samples) for samples in self._samples_of_steps()]
+        samples = (self._sample(one, self._signal(one)) for one in range(len(batch.responses)))
+        self._grids = [self._packed([*islice(samples, step.size)]) for step in job.steps]
 
     def send(self, folder: Path) -> None:
         """Write the micro-batches to the folder from which the trainer's ranks read them."""
@@ -74,14 +75,6 @@ class PrimeRLRollouts:
         if self._job.objective not in OF_LOG_PROBS:
             return logits_head
         return probable_head(self._batch.log_prob_table, FIRST_ID)
-
-    def _samples_of_steps(self) -> Iterator[list[Any]]:
-        """The training samples of each optimizer step."""
-        samples = (
-            self._sample(index, self._signal(index)) for index in range(len(self._batch.responses))
-        )
-        for step in self._job.steps:
-            yield [next(samples) for _ in range(step.size)]
 
     def _sample(self, index: int, signal: Mapping[str, Values]) -> Any:
         """A prompt and its response: as one sequence, and as two for versions before July 2026.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 from adapters.contract.framework import nested
+from adapters.contract.tables import RecordFile, read_rows
 from adapters.toolkit import imports
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.settings import KnownOptions
@@ -37,24 +38,13 @@ EMBODIED = "workers.actor.embodied_fsdp_actor_worker"
 READERS = (ACTOR, MANAGER, *STRATEGIES, "runners.reasoning_runner", "config")
 """Modules that read the options of training a language model."""
 
-SECTIONS = {
-    "algorithm": "algorithm",
-    "fsdp_config": "actor.fsdp_config",
-    "mixed_precision": "actor.fsdp_config.mixed_precision",
-}
+[SECTIONS] = read_rows("adapters.rlinf", "sections")
 """Sections whose options may change a loss or a gradient, by the last part of their names."""
 
-REGISTRIES = {"algorithm.adv_type": "ADV_REGISTRY", "algorithm.loss_type": "LOSS_REGISTRY"}
+[REGISTRIES] = read_rows("adapters.rlinf", "registries")
 """Options whose values are registered, with their registries."""
 
-IN_EXAMPLES = {
-    "algorithm.loss_agg_func": "token-mean",
-    "algorithm.adv_type": "grpo",
-    "algorithm.calculate_entropy": False,
-    "algorithm.entropy_bonus": 0.0,
-    "algorithm.kl_beta": 0.0,
-    "algorithm.kl_penalty_type": "low_var_kl",
-}
+IN_EXAMPLES = RecordFile("adapters.rlinf").variant("examples").always
 """Values that RLinf's examples give to options without a default."""
 
 
@@ -108,10 +98,8 @@ def validated(config: Any, ranks: int) -> Any:
 @cache
 def options() -> KnownOptions:
     """The options that RLinf's code reads, by innermost section and name."""
-    registry, modes = (
-        module("algorithms.registry"),
-        imports.choices_in(module("utils.utils"), "loss_agg"),
-    )
+    registry = module("algorithms.registry")
+    modes = imports.choices_in(module("utils.utils"), "loss_agg")
     choices = {name: {*getattr(registry, one)} for name, one in REGISTRIES.items()} | {
         "algorithm.loss_agg_func": modes or imports.choices_in(module(ACTOR), "loss_agg_func"),
         "algorithm.kl_penalty_type": imports.choices_in(

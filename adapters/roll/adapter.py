@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -16,7 +17,6 @@ from adapters.toolkit.settings import trained_model
 from adapters.toolkit.worlds import cached
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from adapters.contract import Framework, Job, Rank, Settings
@@ -48,9 +48,10 @@ class RollAdapter(InOneRun):
     def make(self, role: str, config: Any, job: Job, capacity: int, rank: Rank) -> TrainedWorker:
         """A role's worker, whose engine is built around our model."""
 
-    def attended(self, job: Job) -> Callable[[Mask], Mask]:
-        """The function from a response's loss mask to its attention mask."""
-        return attended_tokens
+    def attended(self, job: Job, mask: Mask) -> Mask:
+        """A response's attention mask: tokens up to the last active one of its loss mask."""
+        attended: Mask = np.flip(np.maximum.accumulate(np.flip(mask)))
+        return attended
 
     def window_settings(self, job: Job, settings: Settings, rollouts: RollRollouts) -> Settings:
         """Further settings, which make every step one accumulation window of micro-batches."""
@@ -67,7 +68,7 @@ class RollAdapter(InOneRun):
 
         SEAM.start(batch)
         config = importing.configured(settings)
-        rollouts = RollRollouts(batch, job, settings, self.attended(job))
+        rollouts = RollRollouts(batch, job, settings, partial(self.attended, job))
         if windows := self.window_settings(job, settings, rollouts):
             settings = {**settings, **windows}
             config = importing.configured(settings)
@@ -101,9 +102,3 @@ class RollAdapter(InOneRun):
         trained = cached(rank, key, lambda: self.make(role, config, job, capacity, rank))
         self.configure(trained.worker, config, own)
         return trained
-
-
-def attended_tokens(mask: Mask) -> Mask:
-    """Whether each token is the last active token or comes before it."""
-    attended: Mask = np.flip(np.maximum.accumulate(np.flip(mask)))
-    return attended

@@ -18,7 +18,7 @@ from adapters.toolkit.calls import nothing
 from adapters.toolkit.settings import gives_advantages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -89,10 +89,10 @@ class RollMegatronAdapter(OnMegatron, RollAdapter):
             return seen
         return replace(seen, forward_passes=_calls_of_loss(job, seen.forward_passes), rows=())
 
-    def attended(self, job: Job) -> Callable[[Mask], Mask]:
+    def attended(self, job: Job, mask: Mask) -> Mask:
         """All tokens if advantages are given and rows would be cut after the last active token."""
         is_cut = rows_differ(job.layout) and gives_advantages(job)
-        return np.ones_like if is_cut else super().attended(job)
+        return np.ones_like(mask) if is_cut else super().attended(job, mask)
 
     def window_settings(self, job: Job, settings: Settings, rollouts: RollRollouts) -> Settings:
         """The number of micro-batches that ROLL cuts a step into by tokens.

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import recipe
+from adapters.contract import Adapter, recipe
 from adapters.engines.shells import PARALLEL_SIZES
 from adapters.roll import importing
 from adapters.roll.framework import ENGINE, SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    from adapters.roll.adapter import RollAdapter
 
 OF_HYDRA = ("defaults", "hydra")
 """Sections of a file that are not options of ROLL."""
@@ -27,7 +25,7 @@ OF_STEP = tuple(
 STRATEGY = "actor_train.strategy_args.strategy_name"
 
 
-def read(adapter: RollAdapter, typed: recipe.Typed) -> recipe.Recipe:
+def read(adapter: Adapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with ROLL's own configuration; raises `RecipeRefused`.
 
     ROLL's reader ignores unknown options.

@@ -2,9 +2,7 @@
 
 Every rank runs the trainer itself. With SkyRL's code it converts the same rollouts, normalises
 advantages, cuts the rollouts into mini-batches and data-parallel chunks, and passes its own chunk
-to SkyRL's worker. We supply a model that holds the probe, wrappers of SkyRL's functions of
-log-probabilities, and an optimizer that reads the gradient. Our dispatch calls the worker instead
-of a Ray actor.
+to SkyRL's worker. Our dispatch calls the worker instead of a Ray actor.
 """
 
 from __future__ import annotations

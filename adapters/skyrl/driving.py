@@ -29,7 +29,12 @@ from adapters.contract.objective import (
 from adapters.skyrl import importing
 from adapters.skyrl.importing import PADDING_MICRO_BATCHES, module, ppo_utils
 from adapters.toolkit.calls import nothing, refusals
-from adapters.toolkit.settings import given_values, rollouts_of_prompts, trained_model
+from adapters.toolkit.settings import (
+    doubled_returns,
+    given_values,
+    rollouts_of_prompts,
+    trained_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -254,9 +259,7 @@ def _training_input(trainer: Any, rollouts: SkyRLRollouts) -> Any:
     if rollouts.job.objective not in FROM_REWARDS:
         data["advantages"] = rollouts.laid_out(rollouts.batch.advantages, data)
     if rollouts.job.objective in OF_CRITIC:
-        # SkyRL's loss is half of the squared error.
-        returns = [2 * returns for returns in rollouts.batch.returns]
-        data["returns"] = rollouts.laid_out(returns, data)
+        data["returns"] = rollouts.laid_out(doubled_returns(rollouts.batch), data)
     return data
 
 

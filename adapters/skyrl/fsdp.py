@@ -12,11 +12,11 @@ from adapters.skyrl.importing import PACKING, module, ppo_utils
 from adapters.toolkit import cuda_on_cpu
 from adapters.toolkit.calls import call_supported
 from adapters.toolkit.probe import (
+    SEAM,
     ForwardPasses,
     GradientReader,
     PretrainedBase,
     ProbedModel,
-    ProbeSeam,
     freeze_identity_head,
 )
 from adapters.toolkit.worlds import cached
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 MODEL_WRAPPER = "backends.skyrl_train.workers.model_wrapper"
 WORKER = "backends.skyrl_train.workers.fsdp.fsdp_worker"
 PRECISIONS = {"float32": "fp32", "bfloat16": "bf16"}  # SkyRL's names of dtypes
-SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
 
 def add_seams() -> None:

@@ -117,9 +117,8 @@ class _Provider:
         config = megatron_core.transformer_config(
             layout, dtype, sequence_parallel=layout.tp > 1, **experts.options(self._job)
         )
-        head = partial(_three_logits, self._batch)
-        bare = megatron_core.probed_model(config, self._size, self._rank, head)
-        self.policy = megatron_core.policy_of(bare, self._rank, self._job.depth, ddp_config)
+        of_model = config, self._size, self._rank, partial(_three_logits, self._batch)
+        self.policy = megatron_core.make_policy(*of_model, self._job.depth, ddp_config)
         return self.policy.chunks
 
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from adapters.contract.recipe import Recipe, flat, grid_of, nested_yaml, refusals_of_recipes
+from adapters.contract import Adapter, recipe
 from adapters.engines.shells import PARALLEL_SIZES
 from adapters.skyrl.importing import PACKING, module, options_of
-
-if TYPE_CHECKING:
-    from adapters.contract.recipe import Typed
-    from adapters.skyrl.adapter import SkyRLAdapter
 
 OF_FSDP = "sequence_parallel_size"
 SIZES = frozenset(
@@ -24,13 +20,13 @@ ALGORITHM = "trainer.algorithm."
 """The section that is left out in the option names of the record."""
 
 
-def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
+def read(adapter: Adapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with SkyRL's own configuration; raises `RecipeRefused`."""
     kind = module("train.config").SkyRLTrainConfig
-    with refusals_of_recipes():
+    with recipe.refusals_of_recipes():
         of_file = [
             f"{name}={value if isinstance(value, str) else json.dumps(value)}"
-            for name, value in flat(nested_yaml(typed.file))
+            for name, value in recipe.flat(recipe.nested_yaml(typed.file))
         ]
         config = kind.from_cli_overrides([*of_file, *typed.words])
         if typed.ranks:
@@ -41,13 +37,13 @@ def read(adapter: SkyRLAdapter, typed: Typed) -> Recipe:
     trainer = config.trainer
     engine = "megatron" if trainer.strategy == "megatron" else "fsdp"
     ranks = trainer.placement.policy_num_gpus_per_node * trainer.placement.policy_num_nodes
-    grid = grid_of(ranks, *_sizes(trainer.policy, engine))
+    grid = recipe.grid_of(ranks, *_sizes(trainer.policy, engine))
     per_prompt = config.generator.n_samples_per_prompt
     samples = trainer.policy_mini_batch_size * per_prompt
     budget = getattr(trainer, "max_tokens_per_microbatch", None) or 0
     rows = trainer.micro_train_batch_size_per_gpu
     is_packed = any(getattr(trainer, name, False) for name in PACKING)
-    return Recipe.cut(
+    return recipe.Recipe.cut(
         grid,
         engine=engine,
         values=_named(config),

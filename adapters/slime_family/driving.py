@@ -26,7 +26,7 @@ from adapters.contract.objective import (
     WITH_REJECTION,
 )
 from adapters.slime_family import user_code
-from adapters.slime_family.user_code import CpUtils
+from adapters.slime_family.user_code import SLICE, CpUtils
 from adapters.toolkit.calls import call_supported, refusals
 from reference.aggregation import Mode
 
@@ -56,12 +56,11 @@ def samples(
     Identifiers are unique over the steps. Samples have log-probabilities of the rollout policy if
     the objective needs them, and the rollout's experts if routing is replayed.
     """
-    sequences = zip(batch.prompts, batch.responses, strict=True)
     columns = {
         "index": range(len(batch.responses)),
         rollout_field or "index": batch.trajectories.tolist(),
         "group_index": batch.groups.tolist(),
-        "tokens": [np.concatenate(sequence).tolist() for sequence in sequences],
+        "tokens": [sequence.tolist() for sequence in batch.sequences],
         "response_length": [len(response) for response in batch.responses],
         "loss_mask": [mask.astype(int).tolist() for mask in batch.original_masks],
         "reward": batch.rewards.tolist(),
@@ -173,7 +172,7 @@ def add_columns(
     for name, values in columns.items():
         table = token_table(batch, values).to(share["tokens"][0].device)
         share[name] = [
-            CpUtils.sliced(args, table[ids[total - response :]], total, response, width)
+            CpUtils.call(SLICE, args, table[ids[total - response :]], total, response, width=width)
             for ids, total, response, width in zip(share["tokens"], *lengths, widths, strict=True)
         ]
 

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from adapters.contract import Framework, Job, Settings, Unsupported
-from adapters.slime_family.framework import CONFIG_FILE, IN_FILE_TOO_LATE, OPTIONAL
+from adapters.contract.tables import RecordFile
+from adapters.slime_family.framework import CONFIG_FILE, IN_FILE_TOO_LATE, OPTIONAL, TABLES
 from adapters.toolkit.imports import stub, stub_imports, stub_missing
 from adapters.toolkit.settings import CommandLine, word, yaml
 
@@ -28,18 +29,8 @@ SWITCHES = (
 )
 """Flags of Megatron that slime and miles read."""
 
-OFF = ("bf16", "fp16", "record_memory_history", "use_pytorch_profiler")
-OF_OTHER_MODELS = (
-    *("kv_lora_rank", "num_experts", "q_lora_rank"),
-    *("qk_pos_emb_head_dim", "v_head_dim"),
-)
-SIZES = {"ffn_hidden_size": 32, "hidden_size": 8, "kv_channels": 4, "vocab_size": 64} | {
-    "moe_ffn_hidden_size": 32,
-    "num_attention_heads": 2,
-    "num_layers": 1,
-    "num_query_groups": 2,
-}
-"""Sizes of a small model, with which frameworks estimate workload to balance ranks."""
+MODEL = RecordFile(TABLES).variant("model").always
+"""Megatron's arguments of a model, by their names after parsing."""
 
 
 def install(package: str, *, megatron: bool) -> None:
@@ -95,8 +86,7 @@ def base_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{name}", type=int)
     parser.add_argument("--seq-length", type=int, default=64)
     parser.add_argument("--decoder-seq-length", type=int)
-    parser.set_defaults(**SIZES, check_for_nan_in_loss_and_grad=True)
-    parser.set_defaults(**dict.fromkeys(OFF, False), **dict.fromkeys(OF_OTHER_MODELS))
+    parser.set_defaults(**MODEL)
     return parser
 
 
@@ -114,10 +104,7 @@ def _takes(parser: argparse.ArgumentParser, name: str, value: object) -> bool:
 
 
 def option_names(parser: argparse.ArgumentParser, provider: Any) -> Iterator[str]:
-    """Yields the options of algorithms, for which a framework's provider has a function.
-
-    Each choice of an option is yielded too.
-    """
+    """Yields the options that the provider's function of algorithms adds, and their choices."""
     code = ast.parse(textwrap.dedent(inspect.getsource(provider)))
     for function in ast.walk(code):
         if isinstance(function, ast.FunctionDef) and function.name == "add_algo_arguments":

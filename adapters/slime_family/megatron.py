@@ -80,12 +80,13 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
         from adapters.engines import megatron_core
         from adapters.slime_family import model
         from adapters.toolkit import cuda_on_cpu
+        from adapters.toolkit.probe import SEAM
 
         if self.rollout_field() is None:
             job = driving.single_sample_job(job)
             driving.require_even(job)
         batch = ProbedBatch.of(job)
-        model.SEAM.start(batch)
+        SEAM.start(batch)
         LOG.start()
         with rank.framework(), cuda_on_cpu.redirected(), refusals_of_configuration(job):
             args = self.arguments(job)

@@ -9,7 +9,7 @@ import torch
 from adapters.contract import Depth, Job, Option, Rank
 from adapters.contract.objective import OF_CRITIC, Objective
 from adapters.engines import experts, megatron_core
-from adapters.toolkit.probe import ProbeSeam, probe_capacity
+from adapters.toolkit.probe import SEAM, probe_capacity
 from adapters.toolkit.worlds import cached
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 # Arguments with which newer versions of miles and slime request a gradient of entropies.
 ENTROPY_IS_TRAINED = ("entropy_requires_grad", "with_entropy_grad")
-SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 
 
 def seam_around(calculate: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,8 +61,7 @@ def _policy(job: Job, capacity: int, rank: Rank, *, per_token: bool) -> megatron
         average_in_collective=Option.AVERAGE_IN_COLLECTIVE in job.layout.options,
         use_distributed_optimizer=Option.DISTRIBUTED_OPTIMIZER in job.layout.options,
     )
-    bare = megatron_core.probed_model(config, capacity, rank, head)
-    return megatron_core.policy_of(bare, rank, job.depth, ddp_config)
+    return megatron_core.make_policy(config, capacity, rank, head, job.depth, ddp_config)
 
 
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:

@@ -34,10 +34,10 @@ def routed_experts(batch: ProbedBatch, layers: int) -> list[NDArray[np.int32]]:
 
     The last token has no expert, because the rollout model never reads it.
     """
-    sequences = map(np.concatenate, zip(batch.prompts, batch.responses, strict=True))
     of_layers = np.arange(layers)[:, np.newaxis]
     return [
-        expert_of(ids[:-1, np.newaxis, np.newaxis], of_layers).astype(np.int32) for ids in sequences
+        expert_of(ids[:-1, np.newaxis, np.newaxis], of_layers).astype(np.int32)
+        for ids in batch.sequences
     ]
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 LARGEST_RATIO = math.exp(2)
 # Columns of train data: the token count of a sample's prompt group, and the group's index.
 MASK_SUMS, GROUP_INDICES = "prompt_mask_sums", "prompt_group_indices"
+# The functions that return the values of a whole response, or those on a context-parallel rank.
+GATHER, SLICE = "all_gather_with_cp", "slice_log_prob_with_cp"
 
 
 class CpUtils:
@@ -41,25 +43,18 @@ class CpUtils:
     state: Any = None
 
     @classmethod
-    def gathered(
-        cls, args: Any, values: torch.Tensor, total: int, response: int, width: int | None
+    def call(
+        cls, name: str, args: Any, values: torch.Tensor, *lengths: int, width: int | None
     ) -> torch.Tensor:
-        """The values of a whole response, whose row has this ``width`` if rows are padded."""
-        return cls._called("all_gather_with_cp", args, values, total, response, width)
+        """The result of a function, `GATHER` or `SLICE`, for the values of a sample's response.
 
-    @classmethod
-    def sliced(
-        cls, args: Any, values: torch.Tensor, total: int, response: int, width: int | None
-    ) -> torch.Tensor:
-        """The values of a response that are on this context-parallel rank."""
-        return cls._called("slice_log_prob_with_cp", args, values, total, response, width)
-
-    @classmethod
-    def _called(cls, name: str, args: Any, *values: Any) -> torch.Tensor:
-        *given, width = values
+        ``lengths`` are the sample's total length and the response's. The row has this ``width`` if
+        rows are padded.
+        """
         found: torch.Tensor = call_supported(
             getattr(cls.module, name),
-            *given,
+            values,
+            *lengths,
             parallel_state=cls.state,
             qkv_format=getattr(args, "qkv_format", "thd"),
             max_token_len=width,
@@ -93,11 +88,11 @@ def reject(
     per_sample = zip(train_log_probs, rollout_log_probs, loss_masks, *lengths, strict=True)
     for train, rollout, mask, total, response, width in per_sample:
         with torch.no_grad():
-            whole = CpUtils.gathered(args, train - rollout, total, response, width)
+            whole = CpUtils.call(GATHER, args, train - rollout, total, response, width=width)
         keep = (whole.exp() <= LARGEST_RATIO).to(mask.dtype)
         masks.append(mask * keep)
         taken = (mask * (1 - keep)).to(pg_loss.dtype)
-        rejected.append(CpUtils.sliced(args, taken, total, response, width))
+        rejected.append(CpUtils.call(SLICE, args, taken, total, response, width=width))
     return pg_loss, masks, {"rejected": torch.cat(rejected)}
 
 

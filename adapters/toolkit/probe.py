@@ -59,7 +59,6 @@ def token_table(batch: ProbedBatch, values: Sequence[NDArray[Any]], fill: float 
 LEAVES = Records[Tensor]()
 """The leaf tensors, which get gradients, of columns attached since the last job."""
 
-
 ROUTED = Records[int]()
 """The number of positions of each forward pass whose router multiplies its losses by this number.
 """
@@ -249,6 +248,10 @@ class ProbeSeam:
             return real + self.entropies(predicted, trained=options.get("requires_grad", True))
 
         return entropies
+
+
+SEAM = ProbeSeam()
+"""The seam of this process, which runs one job at a time."""
 
 
 class ProbeLayer(nn.Module):

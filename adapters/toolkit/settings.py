@@ -60,6 +60,11 @@ def given_values(batch: ProbedBatch) -> list[Values]:
     return batch.values if batch.objective in objective.OF_VALUES else batch.old_values
 
 
+def doubled_returns(batch: ProbedBatch) -> list[Values]:
+    """Returns by sample, for frameworks whose critic loss is half of the squared error."""
+    return [2 * returns for returns in batch.returns]
+
+
 def largest_micro_batch(job: Job, samples: int | None = None) -> int:
     """The largest number of samples of a micro-batch if a step is cut as evenly as possible.
 

@@ -74,10 +74,7 @@ class TrlAdapter(OnAccelerate, InOneRun):
         return True
 
     def settings(self, job: Job) -> dict[str, Any]:
-        """The settings of a job by the trainer's names; a copy that the trainer may modify.
-
-        Raises `Unsupported`.
-        """
+        """A copy of a job's settings, which the trainer may modify; raises `Unsupported`."""
         return deepcopy(super().settings(job))
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:
@@ -106,11 +103,8 @@ class TrlDdpAdapter(TrlAdapter):
     def describe(self) -> Description:
         """Describe the trainer, whose entropy bonus depends on the loss type before 1.10."""
         found = super().describe()
-        missing = (
-            ()
-            if importing.has_entropy_bonus()
-            else (Objective.ENTROPY, Objective.WITH_ENTROPY, *OF_TERMS)
-        )
+        bonuses = (Objective.ENTROPY, Objective.WITH_ENTROPY, *OF_TERMS)
+        missing = () if importing.has_entropy_bonus() else bonuses
         default = importing.defaults()["loss_type"]
         return replace(
             found,

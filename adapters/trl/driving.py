@@ -144,13 +144,11 @@ class GeneratingTraining(TrlTraining):
 
         With two reward functions, half of the reward plus twice its quarter is the reward.
         """
-        is_weighted = self.job.objective is Objective.WEIGHTED
+        objective = self.job.objective
         return {
             **super().arguments(config),
-            "model": probed.policy(
-                self.capacity, has_router=self.job.objective is Objective.ROUTER
-            ),
-            "reward_funcs": [rewards, quarters] if is_weighted else rewards,
+            "model": probed.policy(self.capacity, has_router=objective is Objective.ROUTER),
+            "reward_funcs": [rewards, quarters] if objective is Objective.WEIGHTED else rewards,
             "train_dataset": self._prompts(config),
         }
 
@@ -174,9 +172,8 @@ class GeneratingTraining(TrlTraining):
         from datasets import Dataset
 
         of_generation = config.generation_batch_size // config.num_generations
-        return Dataset.from_dict(
-            {"prompt": [""] * (of_generation * self.rollouts.schedule.generations)}
-        )
+        prompts = of_generation * self.rollouts.schedule.generations
+        return Dataset.from_dict({"prompt": [""] * prompts})
 
 
 def predicted_completions(made: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -11,9 +11,6 @@ from adapters.engines.generations import generations_of_prompt, schedule_of
 from adapters.engines.trainers import OF_RUNS
 from adapters.toolkit import settings
 
-FEWEST_GENERATIONS = 2
-"""The fewest samples of a prompt that TRL accepts."""
-
 ESTIMATOR = "trl/trainer/grpo_config.py, use_bias_correction_kl"
 """The place of TRL's documentation of the estimator: k3, times the ratio if the option is on."""
 
@@ -29,7 +26,7 @@ def divisor(job: Job) -> int | str:
 def samples_of_prompt(job: Job) -> int:
     """The samples of a prompt; raises `Unsupported` if TRL requires more."""
     schedule = schedule_of(job)
-    if schedule.generation_size < FEWEST_GENERATIONS:
+    if schedule.generation_size < 2:
         raise Unsupported(f"a generation of {schedule.generation_size} sample: TRL needs 2")
     return generations_of_prompt(job, schedule)
 

@@ -21,7 +21,6 @@ module = modules_of("trl")
 TRAINERS = ("trainer.grpo_trainer", "trainer.rloo_trainer")
 """The modules of the driven trainers."""
 
-
 USES_OF_LIGER = ("compute_liger_loss", "_chunked_logps")
 """Methods of `GRPOTrainer` for a loss of Liger-Kernel, and for log-probabilities without logits."""
 
@@ -37,8 +36,10 @@ def import_trl(source: Path | None) -> None:
     import_from("trl", [source] if source else [])
     for trainer in TRAINERS:
         module(trainer)
-    if needs_triton():
-        importlib.import_module("triton")  # fails, because Triton is missing
+    # None if the version's fused LM head requires Triton, and Triton is missing
+    kernel = "_ChunkedLogProbFunction"
+    if has_fused_lm_head() and getattr(module("trainer.utils"), kernel, kernel) is None:
+        importlib.import_module("triton")  # fails
     _put_the_probe_in()
 
 
@@ -53,12 +54,6 @@ def _put_the_probe_in() -> None:
         for name, added in model.FUNCTIONS.items():
             if hasattr(trainer, name):
                 setattr(trainer, name, model.adding(getattr(trainer, name), *added))
-
-
-def needs_triton() -> bool:
-    """Whether this version's fused LM head requires Triton, and Triton is missing."""
-    kernel = "_ChunkedLogProbFunction"
-    return has_fused_lm_head() and getattr(module("trainer.utils"), kernel, kernel) is None
 
 
 def has_fused_lm_head() -> bool:

@@ -27,7 +27,6 @@ SCRIPTS = {"rloo": "scripts.rloo"}
 """The script of ``trl`` that reads an engine's options; ``trl grpo`` reads the options of other
 engines."""
 
-
 STEPS, SAMPLES = "steps_per_generation", "generation_batch_size"
 
 FITTING = 8

@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from adapters.contract import Job
 
 
-WITHOUT_GPU = "UNSLOTH_ZOO_DISABLE_GPU_INIT"
-"""The library's own environment variable for use without a GPU."""
-
-COMPILED = "UNSLOTH_COMPILE_LOCATION"
-"""The environment variable with the folder for generated code, which is written even at import."""
-
-
 class UnslothAdapter(LossAdapter):
     """Drives unslothai/unsloth-zoo."""
 
@@ -42,9 +35,10 @@ class UnslothAdapter(LossAdapter):
 
     def load(self, source: Path | None) -> None:
         """Import the replacements of TRL's functions."""
-        os.environ.setdefault(WITHOUT_GPU, "1")
+        os.environ.setdefault("UNSLOTH_ZOO_DISABLE_GPU_INIT", "1")
         with tempfile.TemporaryDirectory(prefix="rl-loss-unsloth-") as folder:
-            os.environ[COMPILED] = folder
+            # the folder for generated code, which is written even at import
+            os.environ["UNSLOTH_COMPILE_LOCATION"] = folder
             import_from("unsloth_zoo", [source] if source else [])
             _replacements()
 

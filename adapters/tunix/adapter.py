@@ -88,7 +88,8 @@ class TunixAdapter(InOneRun):
 
         algorithm = driving.algorithm(settings)
         done = make_on_first_rank(rank, lambda: driving.train(job, batch, settings, algorithm))
-        return replace(done, passes=done.passes[rank.index])
+        done.passes = done.passes[rank.index]
+        return done
 
 
 def _names(config: Any) -> set[str]:

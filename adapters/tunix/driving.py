@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -34,22 +33,9 @@ CERTAIN_LOGIT = 64.0
 """The logit of padding, so large that other logits do not change a sum of exponentials in float32.
 """
 
-BATCH_AXIS = "fsdp"
 END_ID = -1
 LEARNER, ROLLOUT = "tunix.rl.grpo.grpo_learner", "tunix.rl.rollout.base_rollout"
 LOGGED = ("loss", "kl", "pg_clipfrac")
-
-
-@dataclass(frozen=True)
-class Done:
-    """The observations of a run: gradients and logs of steps, and ids by device and pass.
-
-    On one rank, ``passes`` are those of its device.
-    """
-
-    gradients: list[Gradient]
-    logs: list[dict[str, float]]
-    passes: list[Any]
 
 
 class Probe(nnx.Module):
@@ -145,8 +131,11 @@ def algorithm(settings: Settings) -> Any:
     return made
 
 
-def train(job: Job, batch: ProbedBatch, settings: Settings, config: Any) -> Done:
-    """Train all steps of a job in one run."""
+def train(job: Job, batch: ProbedBatch, settings: Settings, config: Any) -> Any:
+    """Train all steps of a job in one run.
+
+    Returns the ``gradients`` and ``logs`` of steps, and the ids of forward ``passes`` by device.
+    """
     cluster = _cluster(job, batch, settings)
     learner = _learner_class(job, batch)(
         cluster,
@@ -158,7 +147,8 @@ def train(job: Job, batch: ProbedBatch, settings: Settings, config: Any) -> Done
     with mock.patch.object(sharding, "shard_input", _watched(sharding.shard_input, devices)):
         learner.train(_data(settings))
     trainer = cluster.actor_trainer
-    return Done(_gradients(trainer), _logs(trainer, len(job.steps)), devices)
+    logs = _logs(trainer, len(job.steps))
+    return SimpleNamespace(gradients=_gradients(trainer), logs=logs, passes=devices)
 
 
 def _data(settings: Settings) -> list[dict[str, NDArray[np.str_]]]:
@@ -171,7 +161,7 @@ def _data(settings: Settings) -> list[dict[str, NDArray[np.str_]]]:
 def _cluster(job: Job, batch: ProbedBatch, settings: Settings) -> Any:
     """The models and their trainer on a mesh of devices."""
     home = found("tunix.rl.rl_cluster")
-    mesh = Mesh(np.array(jax.devices()[: job.layout.dp]), (BATCH_AXIS,))
+    mesh = Mesh(np.array(jax.devices()[: job.layout.dp]), ("fsdp",))
     training = home.RLTrainingConfig(
         actor_optimizer=recording(len(job.steps)), **field_settings(home.RLTrainingConfig, settings)
     )

@@ -9,12 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from adapters.contract.recipe import Recipe, RecipeRefused, Typed, grid_of, refusals_of_recipes
 from adapters.toolkit.imports import found
-from adapters.tunix.adapter import CONFIGS
+from adapters.tunix.adapter import CONFIGS, TunixAdapter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from adapters.tunix.adapter import TunixAdapter
 
 BASE = "base_config.yaml"
 """tunix's own configuration, which a user's configuration overrides."""

@@ -93,8 +93,7 @@ class VerlAdapter(Adapter):
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         """Train all steps of the batch as the mini-batches of one trainer's step."""
-        from adapters.toolkit.probe import probe_capacity
-        from adapters.verl.model import SEAM
+        from adapters.toolkit.probe import SEAM, probe_capacity
 
         batch = ProbedBatch.of(job)
         SEAM.start(batch)

@@ -29,7 +29,6 @@ CHECKPOINT = Path(__file__).parent / "checkpoint"
 GIVEN = "given"
 """The name under which given advantages are registered as an estimator."""
 
-
 DIVIDED = "seq-mean-token-sum-norm"
 """verl's mode with a divisor that users give."""
 

@@ -8,13 +8,13 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from adapters.contract.tables import read_rows
 from adapters.toolkit.calls import refusals
 from adapters.toolkit.imports import (
     choices_in,
     found,
     import_from,
     modules_of,
-    name_classes_as_before,
 )
 from adapters.toolkit.settings import composed, flattened
 
@@ -29,19 +29,10 @@ ACTOR = "actor_rollout_ref.actor"
 SECTIONS = ("actor_rollout_ref", "algorithm", "critic", "data", "distillation", "trainer")
 """Sections of verl's configuration; options without such a prefix belong to the actor."""
 
-OF_CRITIC = {
-    "actor_rollout_ref.model.": "critic.model.",
-    "fsdp_config.": "critic.fsdp.",
-    "megatron.": "critic.megatron.",
-    "optim.": "critic.optim.",
-    "strategy": "critic.strategy",
-}
+[OF_CRITIC] = read_rows("adapters.verl", "of_critic")
 """Prefixes of the actor's options of engine, model and optimizer, each with the critic's prefix."""
 
-REGISTRIES = {
-    "algorithm.adv_estimator": "ADV_ESTIMATOR_REGISTRY",
-    "policy_loss.loss_mode": "POLICY_LOSS_REGISTRY",
-}
+[REGISTRIES] = read_rows("adapters.verl", "registries")
 """Options whose values are registered in `trainer/ppo/core_algos.py`."""
 
 
@@ -58,14 +49,6 @@ def import_verl(source: Path | None) -> None:
 def has_default_trainer() -> bool:
     """Whether this version has the default trainer; if not, only the legacy one exists."""
     return found("verl.trainer.ppo.v1.trainer_sync:PPOTrainerSync._step_once") is not None
-
-
-def name_what_transformers_has_renamed() -> None:
-    """Add the old name of a class that transformers 5 renamed, for versions before 0.7.1."""
-    try:
-        module("utils.model")
-    except ImportError:
-        name_classes_as_before()
 
 
 def pack_without_flash_attention() -> None:
@@ -103,9 +86,8 @@ def offers(settings: Settings) -> bool:
     )
     closed = (name for name in settings if TRANSFORMER not in name)
     has_options = {*map(_path, closed)} <= {*_paths(None), *_paths_of_types()}
-    return (
-        has_options and are_registered and ("critic.enable" not in settings or "fsdp" in of_critic)
-    )
+    has_critic = "critic.enable" not in settings or "fsdp" in of_critic
+    return has_options and are_registered and has_critic
 
 
 def default(name: str) -> object:
@@ -116,10 +98,7 @@ def default(name: str) -> object:
 
 
 def option_names(model_engine: str | None) -> Iterator[str]:
-    """Yields the options of an engine's actor, of policy losses and of advantages.
-
-    Each choice of an option is yielded too.
-    """
+    """Yields the options of an actor, of policy losses and of advantages, and their choices."""
     for path in _paths(model_engine):
         name = path.removeprefix(f"{ACTOR}.")
         is_of_actor = name != path and ("." not in name or name.startswith("policy_loss."))
@@ -225,20 +204,22 @@ def _validated(pickled: bytes) -> bytes:
     for name, value in settings.items():
         OmegaConf.update(config, _path(name), value, force_add=True)
     OmegaConf.resolve(config)
-    penalises = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
     with refusals():
-        module("utils.config").validate_config(
-            config, use_reference_policy=penalises, use_critic=bool(config.critic.enable)
-        )
+        validate(config)
     return pickle.dumps(config)
+
+
+def validate(config: Any) -> None:
+    """Validate as verl's trainer does, with or without a critic and a reference policy."""
+    penalises = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
+    module("utils.config").validate_config(
+        config, use_reference_policy=penalises, use_critic=bool(config.critic.enable)
+    )
 
 
 @cache
 def _defaults(model_engine: object | None) -> bytes:
-    """An engine's default configuration, pickled, because unpickling is the fastest way to copy it.
-
-    Reading it again with hydra takes longer than a step.
-    """
+    """An engine's default configuration, pickled: unpickling is the fastest way to copy it."""
     folder = Path(module("trainer.config").__file__).parent
     name, chosen = "ppo_trainer", [f"model_engine={model_engine}"] if model_engine else []
     if chosen and not (folder / "model_engine" / f"{model_engine}.yaml").exists():

@@ -107,7 +107,8 @@ def _put_the_probe_in() -> None:
     """Stub the code around Megatron's model, and add the probe to verl's functions of logits."""
     import torch
 
-    from adapters.verl.model import SEAM, add_probe
+    from adapters.toolkit.probe import SEAM
+    from adapters.verl.model import add_probe
 
     stub(["megatron.bridge"])
     utils: Any = importlib.import_module("megatron.bridge.training.utils.config_utils")
@@ -155,12 +156,9 @@ def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
 
 
 class StubMegatronBridge:
-    """A stub of Megatron-Bridge's bridge and provider that makes a role's model.
+    """A stub of Megatron-Bridge's bridge and provider that makes a role's model."""
 
-    ``policy`` is the data-parallel model, once the engine has requested it.
-    """
-
-    policy: Policy
+    policy: Policy  # once the engine has requested it
     params_dtype: torch.dtype  # older versions set these attributes one by one
     fp16 = bf16 = False  # no wrapper casts inputs and outputs: our model does
     sequence_parallel = False  # whether activations are split over tensor-parallel ranks
@@ -202,8 +200,8 @@ class StubMegatronBridge:
         """This rank's chunks of the model in Megatron's data parallelism."""
         from adapters.engines import megatron_core
 
-        bare = megatron_core.probed_model(self.config, self._capacity, self._rank, self._output)
-        self.policy = megatron_core.policy_of(bare, self._rank, Depth.STEP, ddp_config)
+        of_model = self.config, self._capacity, self._rank, self._output
+        self.policy = megatron_core.make_policy(*of_model, Depth.STEP, ddp_config)
         return self.policy.chunks
 
     # A hook would add a critic's head to a model, but ours has one. The probe is left at 0.
@@ -224,7 +222,7 @@ def _ddp_config(
 def _logits(input_ids: torch.Tensor, probe: torch.Tensor, logit: torch.Tensor) -> torch.Tensor:
     """The only token's logits, which the engine divides by the temperature in place."""
     from adapters.engines import megatron_core
-    from adapters.verl.model import SEAM
+    from adapters.toolkit.probe import SEAM
 
     SEAM.probe, SEAM.predicted = probe, input_ids + 1
     return (logit + megatron_core.vocabulary_offset()).repeat(*input_ids.shape, SEAM.VOCABULARY)

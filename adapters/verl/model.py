@@ -21,7 +21,8 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutput, TokenClassifierOutput
 
 from adapters.engines import fsdp1
-from adapters.toolkit.probe import ForwardPasses, ProbeLayer, ProbeSeam
+from adapters.toolkit.imports import name_classes_as_before
+from adapters.toolkit.probe import SEAM, ForwardPasses, ProbeLayer
 from adapters.verl import cpu, importing
 from adapters.verl.importing import module
 from adapters.verl.trainers.default import register_given_advantages
@@ -29,7 +30,6 @@ from adapters.verl.trainers.default import register_given_advantages
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-SEAM = ProbeSeam()  # the only instance of this process, which runs one job at a time
 PASSES = {"actor": ForwardPasses(), "critic": ForwardPasses()}
 ENGINE = "workers.engine.fsdp.transformer_impl"
 
@@ -89,13 +89,6 @@ class ProbeForTokenClassification(_ProbeModel):
         return TokenClassifierOutput(logits=values)
 
 
-def register() -> None:
-    """Register the models with transformers' automatic classes."""
-    AutoConfig.register("probe", VerlProbeConfig)
-    AutoModelForCausalLM.register(VerlProbeConfig, ProbeForCausalLM)
-    AutoModelForTokenClassification.register(VerlProbeConfig, ProbeForTokenClassification)
-
-
 def add_probe(log_probs_from_logits: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """The log-probabilities of tokens, plus the probe.
 
@@ -115,8 +108,10 @@ def put_the_probe_in() -> None:
     on_cpu = not torch.cuda.is_available()
     if on_cpu:
         cpu.choose()
-    importing.name_what_transformers_has_renamed()
-    register()
+    name_classes_as_before()  # required by versions before 0.7.1
+    AutoConfig.register("probe", VerlProbeConfig)
+    AutoModelForCausalLM.register(VerlProbeConfig, ProbeForCausalLM)
+    AutoModelForTokenClassification.register(VerlProbeConfig, ProbeForTokenClassification)
     engine, functional = module(ENGINE), module("utils.torch_functional")
     engine.logprobs_from_logits = add_probe(engine.logprobs_from_logits)
     functional.entropy_from_logits = SEAM.wrap_entropies(functional.entropy_from_logits)

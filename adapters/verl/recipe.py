@@ -5,16 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from adapters.contract import recipe
+from adapters.contract import Adapter, recipe
 from adapters.engines.shells import PARALLEL_SIZES
 from adapters.toolkit.settings import composed, flattened
 from adapters.verl.framework import CHECKPOINT
-from adapters.verl.importing import ACTOR, module
+from adapters.verl.importing import ACTOR, module, validate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from adapters.verl.adapter import VerlAdapter
 
 SECTION = f"{ACTOR}."
 """The section that is left out in the option names of the record."""
@@ -23,7 +21,7 @@ MEGATRON = tuple(f"megatron.{name}" for name in PARALLEL_SIZES)
 ULYSSES = "fsdp_config.ulysses_sequence_parallel_size"
 
 
-def read(adapter: VerlAdapter, typed: recipe.Typed) -> recipe.Recipe:
+def read(adapter: Adapter, typed: recipe.Typed) -> recipe.Recipe:
     """Read a recipe with verl's own configuration; raises `RecipeRefused`."""
     from omegaconf import OmegaConf
 
@@ -39,7 +37,11 @@ def read(adapter: VerlAdapter, typed: recipe.Typed) -> recipe.Recipe:
         # If a user does not say whether there is a critic, the advantage estimator decides.
         config.critic.enable = module("trainer.ppo.utils").need_critic(config)
         values = flattened(config, SECTION)
-        _validate(config)
+        for model in ("actor_rollout_ref.model", "critic.model"):
+            # Validation reads the model's own configuration, and its tokenizer.
+            OmegaConf.update(config, f"{model}.path", str(CHECKPOINT))
+            OmegaConf.update(config, f"{model}.load_tokenizer", value=False, force_add=True)
+        validate(config)
     engine = str(config.actor_rollout_ref.actor.strategy)
     # The word that chooses the engine also chooses other defaults.
     of_engine = [word for word in typed.words if word.startswith("model_engine=")]
@@ -81,17 +83,3 @@ def _composed(words: Sequence[str]) -> Any:
     """The configuration that verl's main function gets for words."""
     folder = Path(module("trainer.config").__file__).parent
     return composed(folder / "ppo_trainer.yaml", words)
-
-
-def _validate(config: Any) -> None:
-    """Validate as verl's trainer does, with or without a critic and a reference policy."""
-    from omegaconf import OmegaConf
-
-    penalises = config.actor_rollout_ref.actor.use_kl_loss or config.algorithm.use_kl_in_reward
-    for model in ("actor_rollout_ref.model", "critic.model"):
-        # Validation reads the model's own configuration, and its tokenizer.
-        OmegaConf.update(config, f"{model}.path", str(CHECKPOINT))
-        OmegaConf.update(config, f"{model}.load_tokenizer", value=False, force_add=True)
-    module("utils.config").validate_config(
-        config, use_reference_policy=penalises, use_critic=bool(config.critic.enable)
-    )

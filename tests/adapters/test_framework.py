@@ -13,7 +13,6 @@ from adapters.contract.description import (
     DefaultValue,
     Description,
     Documented,
-    documented,
 )
 from adapters.contract.framework import (
     Configurable,
@@ -94,7 +93,7 @@ def test_documented_defaults_are_left_out_or_typed_by_the_first_objective_that_s
     record = replace(
         RECORD,
         objectives={**RECORD.objectives, Objective.GSPO: {"loss.clip_c": 3.0}},
-        defaults=documented("a page", whole),
+        defaults={name: Documented(value, "a page") for name, value in whole.items()},
     )
     clipped = job(objective=Objective.DUAL_CLIP)
     typed = replace(clipped, defaults=Defaults.TYPED)

@@ -107,7 +107,10 @@ def test_layouts_that_cannot_be_spelt_are_unsupported(
 
 def test_options_of_layouts_are_switched_on_and_offered_where_known() -> None:
     args = parsed(job("uneven_lengths", options=(Option.OVERLAP_GRAD_REDUCE,)))
-    of_megatron = megatron_core.OPTIONS | {Option.INTERLEAVED, Option.EXPERT_PARALLEL}
+    of_megatron = {
+        *(Option.AVERAGE_IN_COLLECTIVE, Option.DISTRIBUTED_OPTIMIZER, Option.EXPERT_PARALLEL),
+        *(Option.INTERLEAVED, Option.OVERLAP_GRAD_REDUCE),
+    }
     replayed = parser("--use-rollout-routing-replay")
 
     assert args["overlap_grad_reduce"] is True

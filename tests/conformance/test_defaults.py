@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from adapters.contract import Job, Layout, Observation
-from adapters.contract.description import DefaultValue, documented
+from adapters.contract.description import DefaultValue, Documented
 from adapters.contract.job import Defaults
 from adapters.contract.objective import Objective
 from conformance.findings.verdict import Check, Verdict
@@ -20,7 +20,7 @@ from tests.conformance.cells import answered
 from tests.jobs import job_of, step_of
 
 JOB = job_of(step_of([1, 1]), objective=Objective.CISPO)
-DOCUMENTED = documented("config.mdx", {"cispo.low": 1.0})["cispo.low"]
+DOCUMENTED = Documented(1.0, "config.mdx")
 RIGHT = np.array([0.5, 0.25])
 
 

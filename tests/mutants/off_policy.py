@@ -93,7 +93,7 @@ class PenaltyNotDivided(OffPolicy, diagnosis="penalty_not_divided", check="off_p
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:
         penalty = CONSTANTS.kl_penalty * (log_probs - packed.old_log_probs).abs()
-        right = losses.kl_cov(log_probs, packed, self.sequence_sum)
+        right = losses.covariance_penalised(log_probs, packed, self.sequence_sum)
         return right + penalty * (packed.denominators - 1)
 
 

@@ -36,14 +36,23 @@ class Sequences:
     steps: tuple[Step, ...]
 
     @cached_property
+    def sequences(self) -> list[Integers]:
+        """Token ids of each sample: its prompt, followed by its response."""
+        lengths = [step.prompt_lengths + step.response_lengths for step in self.steps]
+        ends = np.cumsum(np.concatenate(lengths))
+        return np.split(np.arange(1, 1 + ends[-1]), ends[:-1])
+
+    @cached_property
     def prompts(self) -> list[Integers]:
         """Token ids of each sample's prompt."""
-        return [ids[:length] for ids, length in self._sequences]
+        lengths = np.concatenate([step.prompt_lengths for step in self.steps]).tolist()
+        return [ids[:length] for ids, length in zip(self.sequences, lengths, strict=True)]
 
     @cached_property
     def responses(self) -> list[Integers]:
         """Token ids of each sample's response."""
-        return [ids[length:] for ids, length in self._sequences]
+        pairs = zip(self.sequences, self.prompts, strict=True)
+        return [ids[len(prompt) :] for ids, prompt in pairs]
 
     @cached_property
     def names(self) -> list[Integers]:
@@ -106,7 +115,7 @@ class Sequences:
     @cached_property
     def probe_size(self) -> int:
         """Number of token ids, including padding."""
-        return 1 + sum(len(ids) for ids, _ in self._sequences)
+        return 1 + sum(map(len, self.sequences))
 
     def forward_passes(self, passes: Sequence[Integers]) -> tuple[NDArray[np.int32], ...]:
         """For each step, the index of the forward pass in which a rank held each token, or -1.
@@ -125,7 +134,7 @@ class Sequences:
 
         ``passes`` are as in `forward_passes`; a row counts in the pass that holds its first token.
         """
-        first_ids = np.array([ids[0] for ids, _ in self._sequences])
+        first_ids = np.array([ids[0] for ids in self.sequences])
         of_steps = np.split(first_ids, np.cumsum([step.size for step in self.steps])[:-1])
         return tuple(
             np.array([np.isin(ids, starts).sum() for ids in passes], np.int32)
@@ -136,13 +145,3 @@ class Sequences:
         """Cut a flat array over all steps into one per step."""
         ends = np.cumsum([len(step.mask) for step in self.steps])
         return tuple(np.split(values, ends[:-1]))
-
-    @cached_property
-    def _sequences(self) -> Sequence[tuple[Integers, int]]:
-        prompt_lengths = np.concatenate([step.prompt_lengths for step in self.steps])
-        lengths = prompt_lengths + np.concatenate([step.response_lengths for step in self.steps])
-        starts = 1 + np.concatenate([[0], np.cumsum(lengths)[:-1]])
-        of_samples = zip(starts, lengths, prompt_lengths, strict=True)
-        return [
-            (np.arange(start, start + length), int(prompt)) for start, length, prompt in of_samples
-        ]

@@ -50,7 +50,6 @@ is positive, so that only the mask can exclude a token from a metric."""
 REJECTED_LOG_PROB = -4.0
 """Log-ratio of the rollout policy to the old one for a token to be rejected; 0 for other tokens."""
 
-
 LOAD_BALANCING, Z_LOSS = "load_balancing", "z_loss"
 """The auxiliary losses of a mixture-of-experts router."""
 

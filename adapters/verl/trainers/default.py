@@ -1,8 +1,7 @@
 """verl's default trainer, run on every rank.
 
 Its own `_step_once` takes a batch of rollouts from the replay buffer to the last optimizer step,
-and its `_compute_metrics` logs the batch. The batch is kept in memory, and the worker groups call
-this rank's workers.
+and its `_compute_metrics` logs the batch.
 """
 
 from __future__ import annotations

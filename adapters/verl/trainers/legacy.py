@@ -107,10 +107,7 @@ class Loader(list[Any]):
 def train(
     config: Any, workers: dict[str, Any], batch: ProbedBatch, job: Job
 ) -> dict[Metric, tuple[float | None, ...]]:
-    """Train on a batch of rollouts by mini-batches; returns the logged metrics.
-
-    ``workers`` are this rank's: the ``actor``, and the ``critic`` if there is one.
-    """
+    """Train on a batch of rollouts by mini-batches, with the arguments of `default.train`."""
     order, per_prompt = _order(job, batch), config.actor_rollout_ref.rollout.n
     ids = iter(batch.groups[order][::per_prompt].tolist())
     logged: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from transfer_queue import KVBatchMeta
 
 from adapters.contract.objective import FROM_REWARDS, OF_CRITIC, OF_TEACHER
 from adapters.toolkit.probe import token_table
-from adapters.toolkit.settings import has_critic, has_reference
+from adapters.toolkit.settings import doubled_returns, has_critic, has_reference
 from adapters.verl.importing import module
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ def queue_of(batch: ProbedBatch, job: Job) -> MemoryQueue:
 def _row(batch: ProbedBatch, index: int, group: int) -> dict[str, Any]:
     """The fields of a sample in verl's queue."""
     prompt, response = batch.prompts[index], batch.responses[index]
-    ids = torch.from_numpy(np.concatenate([prompt, response]))
+    ids = torch.from_numpy(batch.sequences[index])
     trained = torch.from_numpy(batch.original_masks[index].astype(np.int64))
     return {
         "prompts": torch.from_numpy(prompt),
@@ -106,10 +106,10 @@ def token_rewards(batch: ProbedBatch, index: int) -> Values:
     """The rewards of a sample's tokens: [response].
 
     verl puts a sample's reward at its last token. Given advantages or returns take the place of
-    rewards; returns are doubled, because verl's critic loss is half of the squared error.
+    rewards.
     """
     if batch.objective in OF_CRITIC:
-        return 2 * batch.returns[index]
+        return doubled_returns(batch)[index]
     if batch.objective not in FROM_REWARDS:
         return batch.advantages[index]
     rewards = np.zeros(len(batch.responses[index]))

@@ -93,9 +93,9 @@ def _batches(batch: ProbedBatch, job: Job, engine: Any) -> list[dict[str, Any]]:
 
 def _sample(batch: ProbedBatch, index: int) -> dict[str, torch.Tensor]:
     """A sample in the form of verl's dataset, whose mask has entries for the prompt too."""
-    prompt, response = batch.prompts[index], batch.responses[index]
-    mask = np.concatenate([np.zeros(len(prompt), np.int64), batch.masks[index].astype(np.int64)])
-    ids = torch.from_numpy(np.concatenate([prompt, response]))
+    of_prompt = np.zeros(len(batch.prompts[index]), np.int64)
+    mask = np.concatenate([of_prompt, batch.masks[index].astype(np.int64)])
+    ids = torch.from_numpy(batch.sequences[index])
     return {
         "input_ids": ids,
         "position_ids": torch.arange(len(ids)),
