@@ -37,7 +37,7 @@ from conformance.tracing.source import Function, functions_of
 from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob, tokens_of_steps
 from conformance.tracing.tracer import most_wrong
-from conformance.tracing.trials import Trials
+from conformance.tracing.trials import Trials, Tried
 from reference.aggregation import Aggregation, Mode
 from tests.tracing import toys
 from tests.tracing.mistaken import MistakenAdapter
@@ -247,8 +247,8 @@ def test_the_only_edit_that_helps_proves_a_line_unless_the_factor_is_that_of_ran
 
     def conforming(
         _: Trials, run: OrdinaryRun, edits: Iterable[Edit], *__: object
-    ) -> Iterator[tuple[Edit, bool]]:
-        return ((one, next(helping, False)) for one in edits)
+    ) -> Iterator[Tried]:
+        return (Tried(one, next(helping, False), moves=True) for one in edits)
 
     monkeypatch.setattr(Trials, "conforming", conforming)
 
@@ -289,11 +289,11 @@ def test_another_case_tells_apart_edits_that_both_help(
 
     def conforming(
         _: Trials, run: OrdinaryRun, edits: Iterable[Edit], *__: object
-    ) -> Iterator[tuple[Edit, bool]]:
+    ) -> Iterator[Tried]:
         for one in edits:
             if one.span not in helping and len(helping) < 2:
                 helping.append(one.span)
-            yield one, one.span in helping
+            yield Tried(one, one.span in helping, moves=True)
 
     def conforms(_: Trials, run: OrdinaryRun, edit: Edit) -> bool:
         return run.cell.case is cell.case or edit.span == helping[1]

@@ -140,11 +140,16 @@ class _Search:
 
     @property
     def told(self) -> list[tuple[Statement, Edited]]:
-        """The found edits, except those that only avoid a variable which a likely edit corrects."""
+        """The found edits that count.
+
+        An unlikely edit does not count beside a likely one, nor does an edit that only avoids a
+        variable which a likely edit corrects.
+        """
         return [
             (one, edited)
             for one, edited in self.found.values()
-            if not any(
+            if self._counts(self._sorts[one.unit])
+            and not any(
                 other.is_beside(one) and edited.passed_by in changed_by(other.unit)
                 for other, _ in self.found.values()
                 if other is not one and self._sorts[other.unit] in LIKELY
@@ -153,8 +158,8 @@ class _Search:
 
     @property
     def reads_another(self) -> bool:
-        """Whether all found edits read another value."""
-        return all(sort in READING for sort in self._sorts.values())
+        """Whether all found edits that count read another value."""
+        return all(self._sorts[one.unit] in READING for one, _ in self.told)
 
     def suspects(self, unless_proven: str) -> list[Suspect]:
         """The lines of the edits; they are proven if ``unless_proven`` is empty."""
@@ -205,14 +210,17 @@ class _Search:
         return one.edited.edit not in self._tried and self._is_wanted(one)
 
     def _is_wanted(self, one: _RankedEdit) -> bool:
-        """Whether an edit is still worth trying.
+        """Whether an edit is still worth trying: its statement must have no found edit."""
+        return self._counts(one.sort) and one.statement.unit not in self.found
 
-        Its statement must have no found edit. An unlikely edit is skipped once a likely edit is
-        found, unless that only reads a variable with a similar name.
+    def _counts(self, sort: Sort) -> bool:
+        """Whether edits of a sort count.
+
+        Unlikely ones do not once a likely edit is found, unless that only reads a variable with a
+        similar name.
         """
-        sure = (sort in LIKELY and sort is not read_alike for sort in self._sorts.values())
-        is_likely = one.sort in LIKELY or not any(sure)
-        return is_likely and one.statement.unit not in self.found
+        sure = (one in LIKELY and one is not read_alike for one in self._sorts.values())
+        return sort in LIKELY or not any(sure)
 
     def _look_at_all(self, several: Iterable[_RankedEdit]) -> None:
         for _ in self._look_at(several):
@@ -259,8 +267,9 @@ class _Search:
         numbers, waiting = count(), []
         for place, one in enumerate(several, NEAREST):
             of_statement = math.log2(place) - (function_at(one.line) in suspected)
+            unmoved = self._unmoved[one.unit]
             waiting += [
-                (of_statement + cost, next(numbers), 0, sort, one, one.edits(sort))
+                (of_statement + cost, next(numbers), unmoved, sort, one, one.edits(sort))
                 for sort, cost in COSTS.items()
             ]
         heapify(waiting)
