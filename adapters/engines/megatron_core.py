@@ -358,7 +358,7 @@ def gradients_of_steps(optimizer: Any, policy: Policy) -> Records[Gradient]:
     def read_and_step() -> Any:
         gradients.append(policy.gradient())
         for chunk in policy.chunks:
-            chunk.zero_grad_buffer()
+            chunk.zero_grad_buffer()  # NaN would spoil the probe even at a learning rate of 0
         return step()
 
     optimizer.step = read_and_step
