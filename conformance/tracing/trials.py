@@ -208,6 +208,21 @@ class Trials:
         others = (case for case in dict.fromkeys((*cell.spec.cases, *CORPUS)) if case not in known)
         yield from filter(None, (self.ordinary(replace(cell, case=case)) for case in others))
 
+    def right_elsewhere(self, run: OrdinaryRun) -> Iterator[OrdinaryRun]:
+        """Yield conforming runs of other losses and estimators, those of the same check first.
+
+        Raises:
+            ProofTimeOverError: no time is left.
+        """
+        cell = run.cell
+        specs = [one for one in CHECK_SPECS if one.is_of_gradient and one.takes(cell.case)]
+        for spec in sorted(specs, key=lambda one: one.check is not cell.spec.check):
+            other = replace(cell, spec=spec)
+            is_run = other.job_id != cell.job_id and is_offered(other, self.jobs.description)
+            ran = self.ordinary(other) if is_run else None
+            if ran is not None and self._conforms_unchanged(ran):
+                yield ran
+
     def _conforming_beside(self, run: OrdinaryRun) -> list[MatrixCell]:
         """Other findings of an unchanged run's job that conform, such as its logged numbers."""
         cell, ordinary = run.cell, Ran(run.observations)

@@ -37,7 +37,7 @@ def called_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     for call in (one for one in parts(unit) if isinstance(one, ast.Call)):
         for found in (
             _as_elsewhere(call, file),
-            _named_alike(call, kinds),
+            _named_alike(call, file, kinds),
             _over_group(call, file),
             _other_modes(call, file),
             swapped(call, kinds),
@@ -95,12 +95,29 @@ def _passing(call: ast.Call, name: str, text: str) -> ast.Call:
     return copied(call, keywords=keywords)  # type: ignore[no-any-return]
 
 
-def _named_alike(call: ast.Call, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits that pass the variable with the name of a keyword argument."""
+def _named_alike(call: ast.Call, file: str, kinds: Kinds) -> Iterator[Other]:
+    """Yield edits that pass the variable or attribute with the name of a parameter."""
     for keyword in call.keywords:
         name, given = keyword.arg, ast.unparse(keyword.value)
         if name is not None and name != given and name in kinds:
             yield call, _passing(call, name, name), f"with {name}={name}"
+    passed = {one.arg for one in call.keywords}
+    for function in functions_named(file, name_of(call.func)):
+        for left in (one.arg for one in parameters(function)[len(call.args) :]):
+            for text in _named(file, left) if left not in passed else ():
+                yield call, _passing(call, left, text), f"with {left}={text}"
+
+
+@lru_cache(maxsize=1024)
+def _named(file: str, name: str) -> tuple[str, ...]:
+    """The attributes in a file that have a name, such as options of a configuration."""
+    attributes = (
+        node
+        for outer in functions_of(file)
+        for node in ast.walk(outer)
+        if isinstance(node, ast.Attribute) and node.attr == name
+    )
+    return tuple(dict.fromkeys(map(ast.unparse, attributes)))
 
 
 def _other_modes(call: ast.Call, file: str) -> Iterator[Other]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from itertools import combinations
+from itertools import combinations, pairwise
 from typing import TYPE_CHECKING
 
 from conformance.tracing.edits.calls import swapped
@@ -252,12 +252,18 @@ def _plus(part: Any, by: int) -> ast.expr:
 
 
 def _assigned(unit: ast.AST, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits of an assignment that assign the same value differently, such as with ``+=``."""
+    """Yield edits that assign the same value differently, with ``+=`` or to swapped variables."""
     if isinstance(unit, ast.AugAssign):
         sign = SIGNS.get(type(unit.op), "")
         yield unit, ast.Assign([unit.target], unit.value, lineno=0), f"with = instead of {sign}="
         for other in COMBINED.get(type(unit.op), ()):
             yield unit, copied(unit, op=other()), f"with {SIGNS[other]}= instead of {sign}="
+    elif isinstance(unit, ast.Assign) and isinstance(unit.targets[0], ast.Tuple):
+        names = unit.targets[0].elts
+        for one, two in pairwise(names):
+            swaps = {one: two, two: one}
+            target = copied(unit.targets[0], elts=[swaps.get(each, each) for each in names])
+            yield unit.targets[0], target, f"with {short(one)} and {short(two)} swapped"
     elif isinstance(unit, ast.Assign) and _value_of(unit.targets[0]) in kinds:
         [target, *_] = unit.targets
         added = ast.AugAssign(target, ast.Add(), unit.value)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from itertools import count, islice
 from typing import TYPE_CHECKING, NamedTuple
@@ -75,6 +76,9 @@ MOST_BEYOND = 100
 
 MOST_CASES = 8
 """The most further cases that must conform if edits of several lines help."""
+
+MOST_ELSEWHERE = 16
+"""The most losses and estimators whose findings must still conform if an edit helps."""
 
 MOST_BESIDE = 150
 """The most further edits in a function that are tried before one of its lines is proven."""
@@ -236,17 +240,24 @@ class _Search:
                 begun[one.edited.edit] = one
                 yield one.edited.edit
 
-        first, *others = self.runs
-        for tried in self.trials.conforming(first, edits(), self.ranks):
+        for tried in self.trials.conforming(self.runs[0], edits(), self.ranks):
             one = begun.pop(tried.edit)
             self._note(one.statement.unit, moves=tried.moves)
-            helps = tried.conforms and self._is_wanted(one)
-            must_conform = (*others, *self._further)
-            helps = helps and all(self.trials.conforms(run, tried.edit) for run in must_conform)
+            helps = tried.conforms and self._is_wanted(one) and self._suits_others(tried.edit)
             if helps:
                 self.found[one.statement.unit] = one.statement, one.edited
                 self._sorts[one.statement.unit] = one.sort
             yield helps
+
+    def _suits_others(self, edit: Edit) -> bool:
+        """Whether the cause's other findings conform with an edit, and right findings still do."""
+        others = (*self.runs[1:], *self._further, *self._elsewhere)
+        return all(self.trials.conforms(run, edit) for run in others)
+
+    @cached_property
+    def _elsewhere(self) -> tuple[OrdinaryRun, ...]:
+        """Conforming runs of other losses and estimators, which tell edits of shared code apart."""
+        return tuple(islice(self.trials.right_elsewhere(self.runs[0]), MOST_ELSEWHERE))
 
     def _note(self, unit: Unit, *, moves: bool) -> None:
         if moves:

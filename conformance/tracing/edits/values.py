@@ -93,11 +93,24 @@ def _combined(part: ast.expr, other: str, kinds: Kinds) -> Iterator[tuple[str, s
             where = f"torch.where({sign}{other}, {text}, 0)"
             yield where, f"with {short(part)} where {other} is {words}, else 0"
         return
+    if kinds[other].startswith("integers of"):
+        yield from _indexed(text, short(part), other, kinds)
     for sign in ("+", "*"):
         yield f"(({text}) {sign} {other})", f"with {short(part)} {sign} {other}"
     for name in ("min", "max"):
         module = "torch." if kinds[other].startswith(("numbers", "integers")) else ""
         yield f"{module}{name}({text}, {other})", f"with {name} of {short(part)} and {other}"
+
+
+def _indexed(text: str, words: str, other: str, kinds: Kinds) -> Iterator[tuple[str, str]]:
+    """Yield the entries of a value at indices, alone or with zeros elsewhere, each with words."""
+    if not kinds[other].endswith(", 1)"):
+        yield f"({text})[{other}]", f"with {words} at {other}"
+        return
+    entries = f"({text}).gather(1, {other})"
+    yield entries, f"with {words} at {other}"
+    zeros = f"torch.zeros_like({text})"
+    yield f"{zeros}.scatter(1, {other}, {entries})", f"with {words} at {other}, else 0"
 
 
 def read_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
