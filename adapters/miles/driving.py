@@ -76,7 +76,7 @@ ALONE = Job(
     layout=Layout(format="thd"),
     depth=Depth.STEP,
 )
-"""The job that miles is configured for to aggregate log entries."""
+"""The job for which miles is configured if only log entries are aggregated."""
 
 
 def share(state: Any) -> None:
@@ -99,7 +99,8 @@ class MilesAdapter(LineageAdapter):
     tree = ("miles",)
     losses, corrections, keepers = LOSSES, CORRECTIONS, KEEPERS
     unit: ClassVar[Convention | None] = None
-    """The sample unit of an engine that does not count what the version's rollout side counts."""
+    """The unit that the engine counts as a sample, if the version's rollout side counts another
+    one."""
 
     def rollout_field(self) -> str | None:
         """The field of a sample object that names its rollout; None without rollouts."""

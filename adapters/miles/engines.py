@@ -152,7 +152,8 @@ class MilesFsdpAdapter(MilesAdapter):
             _join(args, rank)
             trained = model.cached_policy(args, job, batch.probe_size, rank)
             with refusals():
-                # Without further sizes, the rollout side leaves the cut into steps to the engine.
+                # Given only dp_size, the rollout side leaves it to the engine to cut the batch into
+                # steps.
                 references = self.shares(args, job, batch, {"dp_size": job.layout.dp})
             actors = engine("actor")
             replace_advantages(actors, job, batch)

@@ -156,7 +156,7 @@ def _rules() -> dict[str, str]:
     validate = module("train.utils.utils").validate_cfg
     divergence = ppo_utils().compute_approx_kl
     functions = {
-        # its comment: "can leak `nan` from masked positions"
+        # SkyRL's own comment in this function: "can leak `nan` from masked positions"
         "poison.reference_log_probs": divergence,
         "poison.logged_reference_log_probs": divergence,
         "default_mode": module("train.config").AlgorithmConfig,

@@ -133,7 +133,7 @@ class LineageAdapter(Adapter):
 
 
 TRACES = {row["code"]: row["rules"].split(", ") for row in read_rows(TABLES, "stated")}
-"""Rules by the regular expressions that match the code of versions that state these rules."""
+"""The rules that a version states if a regular expression matches its code, by expression."""
 
 [HELP] = read_rows(TABLES, "documented")
 """The options, separated by commas, whose documentation states each rule."""

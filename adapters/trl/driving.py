@@ -94,7 +94,7 @@ class TrlTraining:
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """The arguments of the trainer's constructor."""
-        # Only padding and the end of text are words.
+        # The tokenizer's only words are padding and the end of text.
         processor = tokenizer({"<end>": self.rollouts.end}, "<end>")
         return {"args": config, "processing_class": processor}
 

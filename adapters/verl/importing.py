@@ -136,7 +136,7 @@ def loss_of(config: Any, actor_config: Any) -> Callable[..., Any]:
 def _paths(model_engine: str | None) -> tuple[str, ...]:
     """The paths of this version's options in its configuration."""
     entries = flattened(pickle.loads(_defaults(model_engine))).items()
-    # Empty sections are no options, and neither are the classes of sections.
+    # Neither empty sections nor the classes of sections are options.
     options = (name for name, value in entries if value != {})
     return tuple(name for name in options if name.split(".")[-1] != "_target_")
 

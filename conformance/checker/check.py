@@ -93,7 +93,7 @@ class AdapterCheck:
             if complaint is None:
                 self.conforming += 1
             elif isinstance(cell, StartupCell) and complaint.name == NOT_DELIVERED:
-                # A framework may have a declared setting without all of its values.
+                # A framework may have a declared setting, but not all of its values.
                 settings = cell.config_case.configuration.settings
                 self.never_shown += [f"configuration {one}" for one in sorted(settings)]
             else:

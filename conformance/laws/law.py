@@ -38,10 +38,10 @@ OF_LOSSES = (
     Objective.SEQUENCE_MASKED,
     Objective.REJECTION_OFF_POLICY,
 )
-"""Objectives with all kinds of logged numbers of losses: terms, corrections and rejection."""
+"""Objectives that together log all kinds of numbers of losses: terms, corrections and rejection."""
 
 OF_ROLLOUTS = (Objective.GROUP_NORMALISED, Objective.REINFORCE_PP, Objective.GAE)
-"""Objectives with all kinds of logged numbers of rewards, advantages and a critic."""
+"""Objectives that together log all kinds of numbers of rewards, advantages and a critic."""
 
 OF_ALL = (*OF_LOSSES, *OF_ROLLOUTS)
 

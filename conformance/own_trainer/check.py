@@ -74,7 +74,8 @@ MOST_EDITED = 0
 """The number of edits of statements to try: none, as an edit that raises would end the loop."""
 
 PROOF_BROKE = "the trainer is wrong, as the first rank says"
-"""The message of a rank other than the first whose step failed while a proof replaced values."""
+"""The message of a rank whose step failed while a proof replaced values; only the first rank
+reports the mistake itself."""
 
 RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "xdist", "execnet", "IPython", "ipykernel"})
 """Packages of programs that run the user's code."""

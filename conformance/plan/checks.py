@@ -43,8 +43,8 @@ def _cases(*names: str) -> tuple[Case, ...]:
 
 
 TELLING = _cases("fully_masked_sample", "split_groups", "nine_samples", "ten_samples", "two_steps")
-"""Cases with empty samples, groups over several ranks and micro-batches, numbers of samples that
-are multiples of neither, and more than one step."""
+"""Cases with empty samples, with groups over several ranks and micro-batches, with numbers of
+samples that neither ranks nor micro-batches divide, and with more than one step."""
 
 ONE = _cases("fully_masked_sample")
 OF_LOSSES = _cases("fully_masked_sample", "split_groups")

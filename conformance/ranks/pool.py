@@ -405,7 +405,8 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
         if declined and likeliest.blame in (_Blame.WAITED, _Blame.MISMATCHED):
             return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
         if observed and likeliest.outcome.verdict is Verdict.REFUSED:
-            return replace(likeliest.outcome, verdict=Verdict.CRASHED)  # others trained the step
+            # other ranks trained the step
+            return replace(likeliest.outcome, verdict=Verdict.CRASHED)
         if likeliest.blame < _Blame.FAILED:
             return _waited(answers, likeliest.blame)
         return likeliest.outcome

@@ -771,7 +771,8 @@ def test_row_without_active_tokens_is_a_sample_or_a_micro_batch(layout: str, hol
     [
         ("dp1-cp1-mb1-bshd", False),
         ("dp2-cp1-mb1-bshd", True),
-        ("dp2-cp1-mb2-bshd+masked_truncation", False),  # its other tokens count until they are cut
+        # its other tokens are active until truncated samples are masked
+        ("dp2-cp1-mb2-bshd+masked_truncation", False),
     ],
 )
 def test_ranks_with_less_than_a_token_are_known(layout: str, holds: bool) -> None:

@@ -170,9 +170,10 @@ def test_every_mistake_is_seen_somewhere_and_has_its_statement() -> None:
 @pytest.mark.parametrize(
     ("of_second", "together"),
     [
-        # The second sample's last token has 2 - 0, the one before it 3/4 · 0 - 1 + 3/8 · 2.
+        # The second sample's last token has the advantage 2 - 0, the token before it 3/4 · 0 - 1 +
+        # 3/8 · 2.
         ([-0.25, 2.0], ()),
-        # With padding behind it, of 0 - 2, the last token has 2 + 3/4 · 2 - 0 + 3/8 · -2.
+        # A padding token behind it has 0 - 2, so the last token has 2 + 3/4 · 2 - 0 + 3/8 · -2.
         ([0.03125, 2.75], ("padding_bootstrapped",)),
     ],
 )

@@ -37,7 +37,8 @@ SUM_PER_TOKEN = PendingReduction.SUM_PER_TOKEN
 SUM_PER_COUNTED_TOKEN = PendingReduction.SUM_PER_COUNTED_TOKEN
 
 ONE_OF_FIVE = Given(steps=(step_of([1], [0], [0], [0], [0], groups=range(5)),))
-"""One active token among five samples: with clamped counts, M is 5, which is also N."""
+"""One active token among five samples. If each sample counts at least one token, the step has as
+many tokens as samples."""
 
 OWN = Given(steps=(STEP,))
 

@@ -23,7 +23,8 @@ PASSES = np.array(
         [NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0, 1, NONE],
     ]
 )
-"""The passes of dp = 2, cp = 2; those missing on the first two ranks were of other steps."""
+"""The forward pass of each token with dp = 2 and cp = 2. The passes missing on the first two ranks
+belong to other steps."""
 
 
 def test_tokens_are_where_a_rank_held_them() -> None:

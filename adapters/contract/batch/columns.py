@@ -214,7 +214,7 @@ class Columns(Sequences):
         alone = {
             Objective.ENTROPY: -objective.ENTROPY_COEFFICIENT,
             Objective.SFT: -1.0,
-            # The observed derivatives are the framework's own advantages.
+            # The framework's own advantages are observed, so only the sign is divided out.
             **dict.fromkeys(objective.FROM_REWARDS, -1.0),
         }
         if self.objective in alone:

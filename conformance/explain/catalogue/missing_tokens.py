@@ -227,7 +227,8 @@ class _Firsts:
     """Tokens that end a response: the next token is a prompt's, whose slice is unknown."""
 
     alone: Mask
-    """In each slice without ``surely`` tokens but a row's last: its last ``perhaps`` token."""
+    """The last ``perhaps`` token of each slice that has no ``surely`` token and is not a row's
+    last."""
 
     slices: Integers
     """The number of the slice that holds each token."""

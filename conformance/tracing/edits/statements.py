@@ -56,8 +56,8 @@ BY_NAME = 4
 variable that it reads, or a line in a function that it calls."""
 
 FAR = 20
-"""The distance of reads by Python and, if the token's value is lost, of operations on its way.
-Operations that only a loss depends on are twice as far away."""
+"""The distance of operations by which Python reads numbers and, if the token's value is lost, of
+operations on its way. Other operations that the loss depends on are twice as far away."""
 
 
 def statements(trace: Trace) -> list[Statement]:
