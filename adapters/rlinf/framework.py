@@ -16,7 +16,7 @@ def row_width(job: Job) -> int:
 
 
 def packed_tokens(job: Job) -> int:
-    """The token budget of a micro-batch that allows the largest number of rows."""
+    """The token budget with which a micro-batch holds its largest number of rows."""
     return settings.largest_micro_batch(job) * row_width(job)
 
 

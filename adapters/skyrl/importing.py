@@ -25,7 +25,7 @@ PACKING = ("remove_microbatch_padding", "use_sample_packing")
 
 
 class PaddingMicroBatches:
-    """Counts the padding micro-batches by which SkyRL gives all ranks the same number."""
+    """Counts padding micro-batches, which SkyRL adds so that all ranks have equally many."""
 
     made = 0
 

@@ -52,7 +52,7 @@ def has_default_trainer() -> bool:
 
 
 def pack_without_flash_attention() -> None:
-    """Make versions before 0.9.1 pack rows with transformers' functions of the same names."""
+    """Make versions before 0.9.1 pack rows by transformers' functions instead of flash-attn's."""
     packing = module("utils.attention_utils")
     try:
         packing._get_attention_functions()

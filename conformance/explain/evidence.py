@@ -46,11 +46,11 @@ class Evidence:
         return [fact for fact in self._shared if self._is_shown(fact)]
 
     def needs_layout(self, options: Collection[str], holds: int) -> bool:
-        """Whether the cause needs one of ``options`` of layouts, which the terms ``holds`` set."""
+        """Whether the cause needs one of ``options`` of layouts; the terms ``holds`` have one."""
         return self._is_gone(self._same_case & ~holds, self._without(options, holds))
 
     def needs_loss(self, options: Collection[str], holds: int) -> bool:
-        """Whether the cause needs one of ``options`` of losses, which have cases of their own."""
+        """Whether the cause needs one of ``options`` of losses; losses have cases of their own."""
         kept = (fact for fact in self._without(options, holds) if fact not in FACTS_OF_STEPS)
         return self._is_gone(self._absent & ~holds, kept)
 

@@ -139,7 +139,7 @@ WRONG = [
 def test_every_wrong_advantage_is_named_if_it_can_be_seen(
     objective: Objective, name: str, advantages: np.ndarray
 ) -> None:
-    """Some change no active token's advantage, such as divergences of masked tokens in a sum."""
+    """Some mistakes change no active token's advantage, such as masked tokens' divergences."""
     active = np.concatenate([step.mask for step in STEPS])
     right, judgement = estimate(objective), judged(objective, advantages)
 

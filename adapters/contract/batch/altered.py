@@ -45,7 +45,10 @@ def painted_value(column: Column) -> float:
 
 
 def sizes_given(column: Column) -> tuple[float, ...]:
-    """The values that a painted token may have; adapters of halved critic losses double returns."""
+    """The values that a painted token may have.
+
+    Adapters of frameworks that train half of a critic's loss double returns, so a return has two.
+    """
     size = painted_value(column)
     return (size, 2 * size) if column is Column.RETURNS else (size,)
 
@@ -85,7 +88,7 @@ class Surrounded(list["Values"]):
 
 
 def elsewhere(values: Sequence[Values], ids: int, fill: float) -> Values:
-    """The values at prompt and padding ids: poison of `Surrounded` values, or ``fill``: [ids]."""
+    """The values at prompt and padding ids: `Surrounded.poison` if given, else ``fill``: [ids]."""
     if isinstance(values, Surrounded):
         return np.resize(values.poison, ids)
     return np.full(ids, fill)

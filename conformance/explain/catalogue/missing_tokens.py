@@ -159,7 +159,7 @@ def _divided_again(context: StepContext) -> Iterator[Prediction]:
 
 
 def _shares(context: StepContext) -> Iterator[tuple[str, str, Mask]]:
-    """Yield a mistake, its words and the tokens of one rank: by data, by context, and by both."""
+    """Yield a mistake, its words and a rank's tokens: for dp ranks, for cp ranks, and for both."""
     placement, layout = context.placement, context.layout
     if placement is None:
         return
