@@ -124,8 +124,7 @@ def test_explanation_names_at_most_three_alternatives_the_likeliest() -> None:
 def test_size_of_the_layout_is_named_after_another_count_only_for_a_single_active_token(
     masks: list[list[int]], dp: int, name: str
 ) -> None:
-    """If samples count at least 1 token each, 5 tokens are counted instead of 1, and 4 instead of
-    2."""
+    """If each sample counts at least 1 token, 5 tokens are counted instead of 1, and 4 for 2."""
     step = step_of(*masks, groups=range(len(masks)))
     given = Given(steps=(step,), layout=Layout(dp=dp))
     diagnosis = given.diagnosis(given.weights / dp)

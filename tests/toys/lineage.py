@@ -405,8 +405,7 @@ def scaled(
 
 
 def counted(args: Namespace, logged: Data, tokens: Any, share: Any) -> Data:
-    """The values to log, each with the micro-batch's part of the divisor that the step has for it.
-    """
+    """The values to log, each with this micro-batch's part of the step's divisor of the value."""
     return {
         name: torch.stack([value.detach(), torch.as_tensor(count).to(value)])
         for name, value in logged.items()
