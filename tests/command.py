@@ -167,7 +167,7 @@ def _pytest(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    tempfile.tempdir = None  # the environment names another
+    tempfile.tempdir = None  # the environment names another folder
     sys.path.insert(0, str(folder / "site"))
     sys.exit(pytest.main([*WITHOUT, "-W", LOADED_BEFORE, *arguments]))
 

@@ -18,7 +18,7 @@ class Option(StrEnum):
     BALANCE_DATA = "balance_data"  # samples are distributed over data-parallel ranks by length
     DISTRIBUTED_OPTIMIZER = "distributed_optimizer"  # each rank has only the gradients of its shard
     EXPERT_PARALLEL = "expert_parallel"  # two ranks have one expert each, and exchange tokens
-    HYBRID_SHARDING = "hybrid_sharding"  # half of the ranks shard a model, the other half a replica
+    HYBRID_SHARDING = "hybrid_sharding"  # each half of the ranks shards its own copy of the model
     INTERLEAVED = "interleaved"  # each pipeline stage has two chunks of the model
     LEGACY_TRAINER = "legacy_trainer"  # the trainer that a framework keeps beside its default one
     MASKED_TRUNCATION = "masked_truncation"  # the framework masks samples that were cut off

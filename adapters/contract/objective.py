@@ -35,7 +35,7 @@ class Trait(Flag):
     GROUP = auto()  # an estimator of advantages that compares the samples of a prompt
     VALUES = auto()  # an estimator of advantages with a critic's values
     PENALTY = auto()  # an estimator with a penalty on the divergence from the reference policy
-    CRITIC = auto()  # a loss of a critic
+    CRITIC = auto()  # a critic's loss
     TEACHER = auto()  # a loss computed from the log-probabilities of a teacher
 
 

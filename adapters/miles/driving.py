@@ -140,7 +140,7 @@ class MilesAdapter(LineageAdapter):
             require_prompts_together(job, TOGETHER)
         conversion, sample = self.found(TRAIN_DATA), module("utils.types").Sample
         field = self.rollout_field()
-        if conversion is None:  # in versions before June 2026
+        if conversion is None:  # versions before June 2026 have no such function
             manager = self.found(driving.MANAGER)
             return driving.references_of_manager(manager, args, job, batch, sample, field)
         convert = partial(

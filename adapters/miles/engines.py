@@ -60,7 +60,7 @@ class MilesMegatronAdapter(MilesAdapter, MegatronAdapter):
         """Import miles and add the probe to its log-probabilities."""
         import_miles(source, megatron=True)
         dumper = self.found("utils.dumper_utils")
-        if dumper is not None:  # disabled, because it reads its settings with a class of sglang
+        if dumper is not None:  # disabled, since it needs a class of sglang to read its settings
             dumper._get_phase_override_configs = lambda *_: {"enable": False}
         actors = self.module("backends.megatron_utils.actor")
         actors.ray = OBJECT_STORE

@@ -121,7 +121,7 @@ class SkyRLAdapter(Adapter):
                 values[key].append(value)
         utils, strategy = module(WORKER_UTILS), SimpleNamespace(world_size=1)
         base = module("backends.skyrl_train.distributed.strategy").DistributedStrategy
-        # the same reduction for all engines of SkyRL
+        # SkyRL's engines share this reduction.
         strategy.all_reduce = partial(base.all_reduce, strategy)
         with rank.framework():
             reduced = utils.reduce_metrics(values, sum_loss_metrics=True)

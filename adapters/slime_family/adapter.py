@@ -58,8 +58,8 @@ class LineageAdapter(Adapter):
     framework: ClassVar[Framework] = FAMILY
 
     depths: ClassVar[frozenset[Depth]] = frozenset(Depth)
-    losses: ClassVar[tuple[str, ...]]  # the module of loss functions, by version
-    # the module of corrections for another rollout policy, by version
+    losses: ClassVar[tuple[str, ...]]  # the paths that the module of losses has had
+    # the paths that the module of corrections for another rollout policy has had
     corrections: ClassVar[tuple[str, ...]]
     keepers: ClassVar[tuple[str, ...]]
     """Functions that may enforce rules of configurations and logs, in the order of their calls."""

@@ -175,7 +175,7 @@ def explain_weights(weights: StepWeights) -> Flaw | None:
         return None
     divided = replace(weights, observed=weights.observed / weights.dloss_dlogprob)
     if (flaw := _first(weights)) is None and _first(divided) is not None:
-        return Flaw("gradients_returned")  # another flaw shows once this one is fixed
+        return Flaw("gradients_returned")  # further flaws show once this one is fixed
     return flaw or _unexplained(weights)
 
 

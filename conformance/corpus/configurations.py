@@ -261,7 +261,7 @@ class Trial:
 TRIED = next(case for case in CORPUS if case.name == "uneven_lengths")
 
 TRIALS = {
-    # The default can equal only one of the two modes.
+    # The default can equal only one of the two modes, so the other mode shows the setting.
     Setting.MODE: Trial(Configuration(says_mode=False), (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)),
     Setting.DIVISOR: Trial(Configuration(divisor="1000"), (Mode.CONSTANT,)),
     Setting.ENTROPY: Trial(Configuration(entropy=True)),

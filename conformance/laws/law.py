@@ -109,7 +109,7 @@ class Law:
     """The column that the change makes differentiable; its gradient must stay 0."""
 
 
-@lru_cache(maxsize=256)  # steps are compared by identity
+@lru_cache(maxsize=256)  # the cache compares steps by identity
 def _with_rows(job: Job, change: Change) -> Job:
     changed = (change(rows) for rows in rows_of(job.steps))
     return replace(job, steps=tuple(step_of(rows, is_rejecting=job.rejects) for rows in changed))

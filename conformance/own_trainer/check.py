@@ -225,7 +225,8 @@ class OwnTrainerCheck:
         The worst cause comes first.
         """
         traces: list[tuple[Trace, list[MatrixCell]]] = []
-        if self._asked.advantages is not None:  # a single token cannot be given an advantage
+        # If the trainer computes advantages, a single token cannot be given one.
+        if self._asked.advantages is not None:
             return traces
         for cause in (one for one in found if one.severity is Severity.GRADIENT):
             of_cause = [cells[one] for one in cause.findings if one in cells]

@@ -401,7 +401,7 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
     declined = [reply for reply in by_rank if isinstance(reply, Declined)]
     observed = [reply for reply in by_rank if isinstance(reply, Observed)]
     if failures:
-        likeliest = max(failures, key=lambda failure: failure.blame)  # the lowest rank if equal
+        likeliest = max(failures, key=lambda failure: failure.blame)  # the lowest rank wins ties
         if declined and likeliest.blame in (_Blame.WAITED, _Blame.MISMATCHED):
             return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
         if observed and likeliest.outcome.verdict is Verdict.REFUSED:

@@ -135,7 +135,7 @@ class RemoteWorkers:
     """Rank 0's connections to the other processes, which follow its orders."""
 
     def __init__(self, launch: Launch) -> None:
-        die_with_parent(signal.SIGINT)  # pytest ends the run on it
+        die_with_parent(signal.SIGINT)  # pytest ends the run on SIGINT
         host, key = _own_address(launch), secrets.token_bytes(32)
         self._listener = Listener((host, 0), backlog=launch.world_size, authkey=key)
         port = self._listener.address[1]

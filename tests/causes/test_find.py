@@ -454,7 +454,7 @@ LOST, SPLIT = "policy_loss/tokens_lost", "where a prompt group is in several mic
             ],
             (),
         ),
-        # lacking a fact, here context parallelism, is not a condition
+        # the absence of a fact, here of context parallelism, is not a condition
         ([right("weights/token_mean/b/dp1-cp2-mb2-thd", facts=[SPLIT])], ()),
     ],
 )
@@ -751,9 +751,9 @@ def test_what_a_layout_alone_decides_is_known_of_a_step_that_crashed() -> None:
 @pytest.mark.parametrize(
     ("layout", "holds"),
     [
-        ("dp1-cp1-mb1-bshd", True),  # a row for each sample
+        ("dp1-cp1-mb1-bshd", True),  # each sample is a row
         ("dp1-cp1-mb2-thd", False),
-        ("dp2-cp1-mb2-thd", True),  # the first micro-batch: two masked samples
+        ("dp2-cp1-mb2-thd", True),  # the first micro-batch has two masked samples
         ("dp2-cp1-mb2-bshd+masked_truncation", False),
     ],
 )

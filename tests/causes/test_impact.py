@@ -66,7 +66,7 @@ def test_the_impact_is_what_a_mistake_does_to_a_production_step(
 
 
 def test_what_is_measured_on_the_production_step_comes_before_any_prediction() -> None:
-    numbers = [(0.94, 0.9563), (1.04, 1.0)]  # the cosine of 17°
+    numbers = [(0.94, 0.9563), (1.04, 1.0)]  # 0.9563 is the cosine of 17°
     measured = [
         (finding.model_copy(update={"scale": scale, "cosine": cosine}), clues)
         for mode, (scale, cosine) in zip(("token_mean", "sample_mean"), numbers, strict=True)

@@ -484,7 +484,7 @@ def test_no_irregular_rollouts_hide_a_mistake_by_rounding(
     for case in IRREGULAR[objective]:
         of_case = estimate(objective, steps=case.steps)
         sizes = np.abs(of_case.advantages)
-        if case.name == "groups_of_one":  # all are 0
+        if case.name == "groups_of_one":  # all advantages are 0
             continue
         bound = ratio_bound("float32", len(sizes)) * (sizes + of_case.rounding)
         typical = np.median(bound) / np.median(sizes[sizes > 0])

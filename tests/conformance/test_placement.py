@@ -16,7 +16,7 @@ NONE = -1
 
 PASSES = np.array(
     [
-        # samples: a a a a  b b  c c  d d
+        # the samples of the tokens: a a a a b b c c d d
         [4, NONE, 4, NONE, 6, NONE, NONE, NONE, NONE, NONE],
         [NONE, 4, NONE, 4, NONE, NONE, NONE, NONE, NONE, NONE],
         [NONE, NONE, NONE, NONE, NONE, NONE, 0, NONE, NONE, 3],

@@ -399,7 +399,7 @@ def scaled(
     log = counted(args, logged, tokens, share)
     if args.calculate_per_token_loss:
         return loss * grid.cp.size, num_tokens, log
-    # Megatron divides by the micro-batches and averages over all ranks.
+    # Megatron divides by the number of micro-batches, and averages over all ranks.
     scale = grid.dp.size * grid.cp.size * num_microbatches / rollouts
     return loss * scale, torch.tensor(1), log
 

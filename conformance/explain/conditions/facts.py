@@ -82,7 +82,7 @@ NARROWING = (
     "of the policy_loss term where ratios",
     "in logged numbers of the loss",
     REJECTED_AT_1,
-    "where all tokens of a sample are masked",  # masked before rejection
+    "where all tokens of a sample are masked",  # by the mask before rejection
 )
 """Prefixes of narrow facts, which are chosen last, if findings contradict every plainer fact."""
 
@@ -97,7 +97,7 @@ def plainness(fact: str) -> tuple[bool, int, str]:
 
 def of_finding(finding: Finding, term: str) -> Iterator[str]:
     """Yield the facts in a finding's id, and the facts of one of its terms."""
-    if finding.check not in (Check.ADVANTAGES, Check.ROLLOUTS):  # run in a single mode
+    if finding.check not in (Check.ADVANTAGES, Check.ROLLOUTS):  # these run in a single mode
         for mode in Mode:
             yield f"in {mode}" if mode is finding.mode else f"except in {mode}"
     yield f"of the {term} term"
