@@ -41,10 +41,12 @@ class Demand(StrEnum):
     """Weigh every token as the documented default mode does."""
 
     ONE_DIVISOR = "one_divisor"
-    """Divide all tokens of a step by the same number, or refuse it by name."""
+    """Divide all tokens of a step by the same number, or stop with an error that names the options.
+    """
 
     REDUCER = "reducer"
-    """Weigh every token as the custom reducer says, whatever the mode, or refuse it by name."""
+    """Weigh every token as the custom reducer says, whatever the mode, or stop with an error that
+    names the options."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,7 +133,7 @@ WITHOUT_PAIRS = frozenset(
 """Objectives whose pairs of properties another objective covers: `COMBINED` covers its own terms
 and losses that are reduced like them, PPO's loss covers losses in which each token depends only on
 itself, and `VALUE` covers all losses of a critic. Corrections of sequences share the code of
-`SEQUENCE_MASKED`, and losses that compare tokens do so in one function, for every case."""
+`SEQUENCE_MASKED`, and losses that compare tokens compare them in one function, for every case."""
 
 SHARDED = _cases(
     "split_groups",
@@ -370,7 +370,7 @@ def _specs_of_column(law: Law) -> Iterator[CheckSpec]:
 
 ALTERED = tuple(chain.from_iterable(map(_specs_of_column, (*POISONS, *CONSTANTS))))
 """Checks of each altered column: poison in gradients and in logged numbers, and gradients of
-constants. They run on one layout, in a full plan also on one with context parallelism."""
+constants. They run on one layout; a full plan adds a layout with context parallelism."""
 
 
 def _usual(check: Check, name: str, objective: Objective, law: Law) -> CheckSpec:

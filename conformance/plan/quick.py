@@ -73,7 +73,7 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
 
 
 class Substitutes:
-    """Cells that can replace those whose jobs a framework declines."""
+    """Cells that can replace cells whose jobs a framework declines."""
 
     def __init__(self, cells: Iterable[MatrixCell]) -> None:
         self._cells = {cell.id: cell for cell in cells}

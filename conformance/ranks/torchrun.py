@@ -154,7 +154,8 @@ class RemoteWorkers:
         for orders in self._orders.values():
             with suppress(OSError):
                 orders.send(Shutdown(status))
-        # torchrun kills the other processes once this one has failed; they must clean up first.
+        # torchrun kills the remaining processes once this process has failed, so they must clean up
+        # first.
         deadline = time.monotonic() + SECONDS_TO_LEAVE
         staying = set(self._orders.values())
         while staying and (leaving := wait(staying, max(deadline - time.monotonic(), 0))):

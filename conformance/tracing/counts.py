@@ -35,7 +35,7 @@ DIVIDING = ("div", "floor_divide")
 """Operations that divide by their second operand."""
 
 ON_STORAGE = "aten.set_."
-"""The operation that gives a tensor a storage, such as one sent by another process."""
+"""The operation that gives a tensor a storage, such as a storage sent by another process."""
 
 SHARED = 3
 """The number of innermost frames of a read that are compared with the stack of the user."""

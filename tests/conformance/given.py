@@ -63,7 +63,7 @@ SLICED = passes(
     [(slice(6, 9), 0), (slice(11, 12), 1)],
     [(slice(9, 11), 0), (slice(12, 14), 1)],
 )
-"""The same micro-batches, each cut over two context-parallel ranks."""
+"""The micro-batches of `BY_SAMPLE`, each cut over two context-parallel ranks."""
 
 SCATTERED = passes(
     [(slice(3), 0), (slice(4, 6), 0), (slice(3, 4), 1)], [(slice(6, 11), 0), (slice(11, 14), 1)]

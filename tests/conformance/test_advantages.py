@@ -72,7 +72,8 @@ PLACEMENT = BatchPlacement(
 
 SKIPS_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 SKIPPING = Conventions(of_returns=SKIPS_TOKENS, of_values=SKIPS_TOKENS)
-"""The conventions by which returns skip masked tokens, although a reward may be at one."""
+"""The conventions by which returns skip masked tokens, although a masked token may have the reward.
+"""
 
 
 def estimate(

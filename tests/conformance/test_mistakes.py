@@ -550,7 +550,7 @@ def of_moved_losses(observed: list[float], given: Given = TOKEN) -> Measurement:
             [-0.2, 0, 0, 0, 0, 0, -0.2, -0.05, -0.2, 0, 0, -0.05, -0.2, 0],
             "1 position earlier in the row",
         ),
-        # The token two positions behind it has the same derivative.
+        # Losses move to the token two positions later, which has the same derivative.
         ([0, 0, 0.1, 0, 0, 0, 0, 0, 0.1, 0.1, 0.1, 0, 0, 0.1], "2 positions later in the row"),
         # Only the losses of the fourth sample are moved.
         (

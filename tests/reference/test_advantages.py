@@ -153,8 +153,8 @@ IRREGULAR = Rollouts(
     values=np.zeros(8),
     divergences=np.zeros(8),
 )
-"""A prompt of five samples, three of which are one rollout and the last of which is rejected, and
-two prompts of one sample."""
+"""A prompt of five samples, and two prompts of one sample. Of the five samples, three are one
+rollout, and the last is rejected."""
 
 FIRST = np.array([0, 1, 2, 4, 5, 6, 7])
 """The first token of each sample."""

@@ -30,8 +30,8 @@ PAINT = 4096.0
 """The advantage or entropy of a painted token; no other number of a step equals it."""
 
 SHADE = 2.578125
-"""A painted token's value in the other columns, within all clipping bounds of ratios, rewards and
-values."""
+"""A painted token's value in columns other than advantages and entropies, within all clipping
+bounds of ratios, rewards and values."""
 
 SELECTED = 8192.0
 """The factor on a painted token's gradient when the gradients of all other tokens are set to 0."""

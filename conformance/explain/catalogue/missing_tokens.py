@@ -293,7 +293,7 @@ def kinds_of_loss(term: LossTerm, gone: Mask, active: Mask) -> Iterator[tuple[st
 
 
 def _are_last(gone: Mask, active: Mask, placement: TokenPlacement) -> bool:
-    """Whether each rank lost all of its micro-batches from its first lost one on."""
+    """Whether each rank that lost a micro-batch also lost all of its later micro-batches."""
     return all(
         gone[active & (placement.dp_rank == rank) & (placement.micro_batch >= first)].all()
         for rank in np.unique(placement.dp_rank[gone])

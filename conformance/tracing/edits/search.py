@@ -62,7 +62,7 @@ in frameworks' code, the edit that undoes the mistake was among the first 300 in
 """
 
 COST_OF_NEXT = 0.1
-"""The cost by which each edit of a statement and sort exceeds the one before."""
+"""The cost by which an edit exceeds the previous edit of the same statement and sort."""
 
 COST_OF_UNMOVED = 0.5
 """The cost that each tried edit of a statement adds to the statement's next edits, as long as none

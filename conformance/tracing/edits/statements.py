@@ -52,8 +52,8 @@ class Statement(NamedTuple):
 
 
 BY_NAME = 4
-"""The distance between a line and a line of plain Python that it uses: a line that assigns a
-variable that it reads, or a line in a function that it calls."""
+"""The distance between a line and a line of plain Python that it uses. The used line assigns a
+variable that the other line reads, or it is in a function that the other line calls."""
 
 FAR = 20
 """The distance of operations by which Python reads numbers and, if the token's value is lost, of
