@@ -419,8 +419,7 @@ def is_per_token(args: Namespace, name: str) -> bool:
 
 
 def log_of(entries: Sequence[Data]) -> dict[str, float]:
-    """The log of micro-batches' entries: sums of values over a shared count, or each over its own.
-    """
+    """The log of micro-batches' entries: sums of values over one count, or each over its own."""
     first, form = entries[0]["keys"], entries[0].keys()
     size = len(first) + ("normalizers" not in form)
     for entry in entries:

@@ -464,8 +464,7 @@ def test_a_finding_conforms_only_with_the_tokens_that_it_had(jobs: SharedJobs) -
 def test_an_edit_that_loops_without_end_is_stopped_early(
     jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise it would take the time limit of ordinary jobs, and other edits would lack that
-    time."""
+    """Otherwise it would take an ordinary job's time limit, which other edits would then lack."""
     [cell, *_] = cells("reduced", Objective.POLICY)
     trials, file = Prover(jobs).trials, str(toys.__file__)
     endless = Edit(file, span_of(function_in(file, "losses").body[-1]), "while True: pass")

@@ -282,8 +282,7 @@ class Columns(Sequences):
 
     @cached_property
     def rewards(self) -> Values:
-        """The reward of each sample: given by its step, or else equal for all samples of a rollout.
-        """
+        """The reward of each sample: as its step gives it, or else equal within a rollout."""
         of_rollouts = token_values.REWARDS[self.trajectories % len(token_values.REWARDS)]
         ends = np.cumsum([step.size for step in self.steps])[:-1]
         pairs = zip(self.steps, np.split(of_rollouts, ends), strict=True)

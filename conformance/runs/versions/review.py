@@ -218,8 +218,7 @@ class _Side:
         return Row(commit=self.commit, report=found, problem=problem)
 
     def _found(self) -> Report | None:
-        """The run's report, or a report made from its journal, marked as complete with its
-        findings."""
+        """The report, or a report made from the journal, marked as complete with its findings."""
         journals = [one for one in (journal.left(self.report),) if one is not None]
         for path in (self.report, *journals):
             with suppress(ReportFileError):
