@@ -95,7 +95,7 @@ TERMS = {
 """The conventions by which the terms of an objective are aggregated."""
 
 WEIGHTS_OF_MEANS = [f"weights_of_{mode}" for mode in (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN)]
-"""The mistakes by which means of samples or of prompts are averaged."""
+"""The mistakes in which the loss averages the means of samples or of prompts."""
 
 OF_LOGGED_ROLLOUTS = {Metric.ADVANTAGE: "logged_advantages", Metric.VALUE: "logged_values"}
 
