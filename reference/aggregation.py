@@ -173,10 +173,10 @@ class Missing(StrEnum):
     """The treatment of a sample without a reward in the statistics of its prompt."""
 
     EXCLUDED = "excluded"
-    """It is not compared, and its advantage is 0."""
+    """The sample is not compared, and its advantage is 0."""
 
     ZERO = "zero"
-    """Its reward is 0."""
+    """The sample's reward is 0."""
 
 
 class Lone(StrEnum):

@@ -61,7 +61,7 @@ class TriplingDiagnostics(AveragingMicroBatches):
 
 
 class MisreportingCuts(AveragingMicroBatches):
-    """Reports, in one mode, that a token was in the other one of two micro-batches."""
+    """Reports, in one mode, that a token was in the wrong one of two micro-batches."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         seen = super().observe(job, rank)

@@ -47,7 +47,7 @@ class EmptySecond(_Miscounting):
 
 
 class WrongOrRefusing(EmptySecond):
-    """Gets the same steps wrong, but refuses the smallest of them."""
+    """Gets the steps of `EmptySecond` wrong, but refuses the smallest of them."""
 
     def observe(self, job: Job, rank: Rank) -> Observation:
         if any(self.is_smallest(step) for step in job.steps):

@@ -35,7 +35,8 @@ as ``SkyRL``."""
 TIME_LIMIT = 600
 
 WITHOUT = ("-p", "no:cacheprovider", "-p", "no:logging")
-"""Options that disable plugins in runs; that of logging visits all loggers of torch per test."""
+"""Options that disable plugins in runs; the logging plugin visits all of torch's loggers in each
+test."""
 
 PLUGINS_OF_FRAMEWORKS = ("anyio", "hydra_pytest", "jaxtyping")
 """Plugins of packages that frameworks depend on; importing them takes a third of a cold start."""
@@ -167,7 +168,7 @@ def _pytest(
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    tempfile.tempdir = None  # the environment names another
+    tempfile.tempdir = None  # the environment names another folder
     sys.path.insert(0, str(folder / "site"))
     sys.exit(pytest.main([*WITHOUT, "-W", LOADED_BEFORE, *arguments]))
 

@@ -116,7 +116,8 @@ def _is_as_expected(entry: dict[str, Any]) -> bool:
     seconds = time.monotonic() - start
     print(f"{'ok' if is_right else 'WRONG'} {entry['adapter']} {entry['path']} {seconds:.0f} s")
     print(f"   {first}", flush=True)
-    if is_right and "The budget ended" not in " ".join(said.split()):  # as on a busy machine
+    # If the budget ended early, as on a busy machine, the answer is not noted.
+    if is_right and "The budget ended" not in " ".join(said.split()):
         _note(entry, said)
     return is_right
 

@@ -45,7 +45,7 @@ class ArealAdapter(WithRecord):
     loaded: ClassVar[Any] = importing
     recipes = "adapters.areal.recipe:read"
     engine_module: ClassVar[str]
-    """AReaL's module of the engine."""
+    """AReaL's module with the engine's classes."""
     family: ClassVar[str]
     """The prefix of the names of the engine's classes."""
 

@@ -100,7 +100,7 @@ class ArealMegatronAdapter(OnMegatron, ArealAdapter):
 class StubMbridge:
     """A stub of mbridge that makes our model."""
 
-    policy: Policy  # once the engine has requested it
+    policy: Policy  # set when the engine requests its model
 
     def __init__(self, job: Job, capacity: int, rank: Rank) -> None:
         import torch
@@ -113,7 +113,7 @@ class StubMbridge:
             job.layout, torch.float32, **experts.options(job)
         )
         self.TransformerConfigClass = type(self.config)
-        # a copy, because AReaL sets attributes of it
+        # a copy, because AReaL sets some of its attributes
         self.hf_config = SimpleNamespace(**vars(HEADED))
         self._capacity, self._rank = capacity, rank
         has_critic = job.objective in OF_CRITIC

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def budget(job: Job) -> int:
-    """A token budget for micro-batches; in `prompt_mean`, all samples of any prompt fit."""
+    """A token budget for micro-batches; in `prompt_mean`, it holds all samples of a prompt."""
     if job.aggregation.mode is not Mode.PROMPT_MEAN:
         return settings.rank_budget(job)
     longest = max(_longest_prompt(step) for step in job.steps)

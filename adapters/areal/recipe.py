@@ -22,7 +22,7 @@ ACTOR = "actor."
 """The section that is left out in the option names of the record."""
 
 TUNING = {"rejection_sampling.metric", "rejection_sampling.agg"}
-"""Options that choose nothing by themselves, because other options turn their section on."""
+"""Options that alone choose nothing, because other options turn their section on."""
 
 
 def read(adapter: Adapter, typed: recipe.Typed) -> recipe.Recipe:
@@ -74,7 +74,7 @@ def _as_a_file(typed: recipe.Typed) -> Iterator[Path]:
     from omegaconf import OmegaConf
 
     if typed.file is not None:
-        recipe.nested_yaml(typed.file)  # refuses a file that is not YAML in one line
+        recipe.nested_yaml(typed.file)  # refuses, in one line, a file that is not YAML
         yield typed.file.absolute()
         return
     with TemporaryDirectory() as folder:

@@ -298,7 +298,7 @@ def nested(settings: Settings) -> dict[str, Any]:
 
 
 _SIGNED = re.compile(r"(1 (?=-))?(- ?)?(1/2 )?(.+)")
-"""The name of a metric in logs, with its prefix in `Framework.metrics`."""
+"""Matches an entry of `Framework.metrics`: prefixes, then the metric's name in logs."""
 
 
 def _signed(name: str) -> tuple[str, str, str, str]:

@@ -178,8 +178,8 @@ class Edit(NamedTuple):
 
 
 MARKS = 4096
-"""The first mark, and the number of marks of a rank: all products with counts are exact in float32.
-"""
+"""The mark of rank 0's first entry, and the number of marks of each rank. Marks are so small that
+all their products with counts are exact in float32."""
 
 
 def mark(rank: int, index: int) -> int:

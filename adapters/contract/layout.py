@@ -13,12 +13,12 @@ from reference import ConformanceError, did_you_mean
 class Option(StrEnum):
     """A setting that changes how a step is run and must not change its result."""
 
-    ALLGATHER_CP = "allgather_cp"  # ranks hold one part of the packed row and gather the others
+    ALLGATHER_CP = "allgather_cp"  # a rank holds one part of a packed row, and gathers the others
     AVERAGE_IN_COLLECTIVE = "average_in_collective"  # the all-reduce itself averages gradients
     BALANCE_DATA = "balance_data"  # samples are distributed over data-parallel ranks by length
     DISTRIBUTED_OPTIMIZER = "distributed_optimizer"  # each rank has only the gradients of its shard
     EXPERT_PARALLEL = "expert_parallel"  # two ranks have one expert each, and exchange tokens
-    HYBRID_SHARDING = "hybrid_sharding"  # half of the ranks shard a model, the other half a replica
+    HYBRID_SHARDING = "hybrid_sharding"  # each half of the ranks shards its own copy of the model
     INTERLEAVED = "interleaved"  # each pipeline stage has two chunks of the model
     LEGACY_TRAINER = "legacy_trainer"  # the trainer that a framework keeps beside its default one
     MASKED_TRUNCATION = "masked_truncation"  # the framework masks samples that were cut off
@@ -28,7 +28,7 @@ class Option(StrEnum):
     # The step has fewer micro-batches than usual, as the last step of an epoch may have.
     PARTIAL_WINDOW = "partial_window"
     PER_TOKEN_LOSS = "per_token_loss"  # the engine divides gradients by its own token count
-    # PPO's loss in the worker that also has other policy losses
+    # PPO's loss is computed by the worker that also has other policy losses
     POLICY_GRADIENT_WORKER = "policy_gradient_worker"
     # the optimizer is not distributed, although it is by default
     REPLICATED_OPTIMIZER = "replicated_optimizer"

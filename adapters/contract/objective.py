@@ -21,8 +21,9 @@ class Trait(Flag):
     CORRECTION = auto()  # corrects PPO's loss for a rollout policy that differs from the old policy
     ROLLOUT_RATIO = auto()  # depends on the ratio of old to rollout policy, as corrections do
     ROLLOUT_POLICY = auto()  # uses the rollout policy as the old policy
-    # Depends on the new log-probability itself, which is therefore not 0. A loss with a ratio to
-    # the rollout policy depends on it only if the ratio wrongly has a gradient.
+    # Depends on the new log-probability itself, so jobs have log-probabilities other than 0. A loss
+    # with a ratio to the rollout policy depends on the log-probability only if the ratio wrongly
+    # has a gradient.
     LOG_PROB = auto()
     ONE_ADVANTAGE = auto()  # all tokens of a sample have the same advantage
     SEQUENCE = auto()  # depends on whole sequences
@@ -34,7 +35,7 @@ class Trait(Flag):
     GROUP = auto()  # an estimator of advantages that compares the samples of a prompt
     VALUES = auto()  # an estimator of advantages with a critic's values
     PENALTY = auto()  # an estimator with a penalty on the divergence from the reference policy
-    CRITIC = auto()  # a loss of a critic
+    CRITIC = auto()  # a critic's loss
     TEACHER = auto()  # a loss computed from the log-probabilities of a teacher
 
 
@@ -153,9 +154,9 @@ class Objective(StrEnum):
     VALUE = "value", Trait.CRITIC
     # squared error of a critic, with old values beyond the clipping bound
     VALUE_CLIPPED = "value_clipped", Trait.CRITIC
-    # The divergence from a teacher alone, whose derivative is the log-ratio to the teacher: the
-    # loss is half of the squared log-ratio, or a policy loss whose advantage is the negative
-    # log-ratio. The job's own advantages are 0.
+    # The divergence from a teacher is the only term. Its derivative is the log-ratio to the
+    # teacher: the loss is half of the squared log-ratio, or a policy loss whose advantage is the
+    # negative log-ratio. The job's own advantages are 0.
     TEACHER = "teacher", Trait.TEACHER
     TEACHER_REWARD = "teacher_reward", Trait.TEACHER
     ROUTER = "router"  # the auxiliary losses of a mixture-of-experts router: all advantages are 0

@@ -185,7 +185,7 @@ def sizes_in(values: Settings, *names: str) -> tuple[int, ...]:
 
 
 def grid_of(ranks: int, cp: int = 1, tp: int = 1, pp: int = 1) -> Layout:
-    """The layout of a run's ranks. ``dp`` is the rest after the other dimensions, at least 1."""
+    """The layout of a run's ranks; ``dp`` is the number of ranks over cp · tp · pp, at least 1."""
     return Layout(dp=max(ranks // (cp * tp * pp), 1), cp=cp, tp=tp, pp=pp)
 
 

@@ -282,7 +282,7 @@ def probed_model(config: Any, capacity: int, rank: Rank, head: Callable[..., Any
             return self.router.added_to(output, ids, probe)
 
     stage = mpu.get_pipeline_model_parallel_rank()
-    chunks = config.virtual_pipeline_model_parallel_size or 1  # of each rank
+    chunks = config.virtual_pipeline_model_parallel_size or 1  # the number of chunks of each rank
     stages = config.pipeline_model_parallel_size
     return [
         ProbedChunk(stage + chunk * stages, stages * chunks, chunk if chunks > 1 else None).to(
@@ -343,7 +343,7 @@ class ReadingOptimizer:
         """Return the loss unscaled, as in full precision."""
         return loss
 
-    zero_grad = staticmethod(nothing)  # the framework zeroes the model's buffers
+    zero_grad = staticmethod(nothing)  # the framework itself zeroes the model's buffers
 
     def step(self) -> tuple[bool, float, int]:
         """Read the gradient; return success, gradient norm and number of zeros."""

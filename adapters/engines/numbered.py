@@ -32,7 +32,7 @@ class NumberedSeam(ProbeSeam):
         return super().wrap_entropies(noted)
 
 
-SEAM = NumberedSeam()  # the only instance of this process, which runs one job at a time
+SEAM = NumberedSeam()  # one for the whole process, which runs one job at a time
 
 
 def values(input_ids: torch.Tensor, probe: torch.Tensor) -> TokenClassifierOutput:

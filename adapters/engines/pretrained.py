@@ -30,7 +30,7 @@ class ProbeConfig(PretrainedConfig):
     """The probe's capacity, and the shape of a transformer, which trainers read."""
 
     model_type = "probe"
-    num_attention_heads = num_key_value_heads = 4  # for ranks of Ulysses to share
+    num_attention_heads = num_key_value_heads = 4  # so that ranks of Ulysses can split the heads
     hidden_size = num_hidden_layers = vocab_size = capacity = 1
     max_position_embeddings = LONGEST
 

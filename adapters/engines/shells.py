@@ -40,7 +40,7 @@ PARALLEL_SIZES = tuple(
 """Megatron-Core's options for context, tensor and pipeline parallelism."""
 
 PARALLEL = tuple(f"--{name.replace('_', '-')}" for name in PARALLEL_SIZES)
-"""The same options on Megatron's command line."""
+"""The options of `PARALLEL_SIZES` as they are typed on Megatron's command line."""
 
 DEFAULT_STAGE = 2
 STAGES = {Option.ZERO_0: 0, Option.ZERO_1: 1, Option.ZERO_3: 3}

@@ -28,7 +28,7 @@ class MegatronLmAdapter(OnMegatron, InOneRun):
     engine = "megatron"
     package = "megatron"
     versions = "main since May 2026"
-    release_tags = "core_"  # other tags are years
+    release_tags = "core_"  # tags without this prefix are named after years
     tree = ("megatron", *(f"{name}.py" for name in MODULES))
     dependencies = ("transformers",)
     recipes = "adapters.megatron_lm.recipe:read"

@@ -139,7 +139,7 @@ def _policy(args: Any, capacity: int, rank: Rank) -> Any:
         return bare[vp_stage or 0]
 
     kind = found("megatron.core.enums:ModelType").encoder_or_decoder
-    # by name: the order differs between versions
+    # The order of these arguments differs between versions, so they are passed by name.
     given = {"model_type": kind, "model_provider_func": provider}
     chunks, optimizer, scheduler = loop.setup_model_and_optimizer(**given)
     policy: Any = megatron_core.wrapped_policy(chunks, bare)
@@ -181,7 +181,7 @@ def _run(job: Job, batch: ProbedBatch, args: Any, policy: Any) -> None:
     reruns.initialize_rerun_state_machine(mode=reruns.RerunMode(args.rerun_mode))
     collected = _rollouts(job, batch, args)
     core = found("megatron.core.utils:get_model_config")(policy.chunks[0])
-    core.no_sync_func = core.grad_sync_func = None  # as for a new model
+    core.no_sync_func = core.grad_sync_func = None  # as in a new model: jobs set both
     has_ledger = hasattr(rl, "FinishedRequestRecord")
     returned: Any = (collected, {}) if has_ledger else collected
     replacing: dict[str, Any] = {"get_environment_rollouts": lambda *_: returned}

@@ -21,7 +21,7 @@ PACKED = "--rl-use-sequence-packing"
 
 
 def micro_batch_size(job: Job) -> int:
-    """The number of rows of a micro-batch; one, such as a packed bin, if it is cut by tokens."""
+    """The number of rows of a micro-batch; if tokens cut micro-batches, 1, such as a packed bin."""
     return settings.largest_micro_batch(job, _rows_asked_for(job))
 
 

@@ -20,7 +20,7 @@ def import_training(source: Path | None) -> None:
     """Import the trainer; raises `WrongSourceError` if Megatron-Core is from another source."""
     cuda_on_cpu.install()
     cuda_on_cpu.replace_streams()
-    # a device for which Megatron-LM requires no environment variables
+    # Megatron-LM requires no environment variables for the device that is described here.
     cuda_on_cpu.describe_the_device()
     sum_gradients_of_all_gather()
     imports.add_names_of_newer_python("override")

@@ -28,7 +28,7 @@ def read(adapter: MegatronLmAdapter, typed: recipe.Typed) -> recipe.Recipe:
         parsed_arguments([*typed.words, *OF_MACHINE]) as args,
     ):
         of_parser = adapter.options.values(args)
-        # without options that turn other options off
+        # Leave out options that turn other options off.
         values = {name: one for name, one in of_parser.items() if not name.startswith("--no-")}
     rows, is_packed = int(values["--micro-batch-size"]), bool(values[PACKED])
     if not values[PER_TOKEN] and (is_packed or rows > 1):

@@ -76,7 +76,7 @@ ALONE = Job(
     layout=Layout(format="thd"),
     depth=Depth.STEP,
 )
-"""The job that miles is configured for to aggregate log entries."""
+"""The job for which miles is configured if only log entries are aggregated."""
 
 
 def share(state: Any) -> None:
@@ -99,7 +99,8 @@ class MilesAdapter(LineageAdapter):
     tree = ("miles",)
     losses, corrections, keepers = LOSSES, CORRECTIONS, KEEPERS
     unit: ClassVar[Convention | None] = None
-    """The sample unit of an engine that does not count what the version's rollout side counts."""
+    """The unit that the engine counts as a sample, if the version's rollout side counts another
+    one."""
 
     def rollout_field(self) -> str | None:
         """The field of a sample object that names its rollout; None without rollouts."""
@@ -139,7 +140,7 @@ class MilesAdapter(LineageAdapter):
             require_prompts_together(job, TOGETHER)
         conversion, sample = self.found(TRAIN_DATA), module("utils.types").Sample
         field = self.rollout_field()
-        if conversion is None:  # in versions before June 2026
+        if conversion is None:  # versions before June 2026 have no such function
             manager = self.found(driving.MANAGER)
             return driving.references_of_manager(manager, args, job, batch, sample, field)
         convert = partial(

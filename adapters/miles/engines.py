@@ -60,7 +60,7 @@ class MilesMegatronAdapter(MilesAdapter, MegatronAdapter):
         """Import miles and add the probe to its log-probabilities."""
         import_miles(source, megatron=True)
         dumper = self.found("utils.dumper_utils")
-        if dumper is not None:  # disabled, because it reads its settings with a class of sglang
+        if dumper is not None:  # disabled, since it needs a class of sglang to read its settings
             dumper._get_phase_override_configs = lambda *_: {"enable": False}
         actors = self.module("backends.megatron_utils.actor")
         actors.ray = OBJECT_STORE
@@ -152,7 +152,8 @@ class MilesFsdpAdapter(MilesAdapter):
             _join(args, rank)
             trained = model.cached_policy(args, job, batch.probe_size, rank)
             with refusals():
-                # Without further sizes, the rollout side leaves the cut into steps to the engine.
+                # Given only dp_size, the rollout side leaves it to the engine to cut the batch into
+                # steps.
                 references = self.shares(args, job, batch, {"dp_size": job.layout.dp})
             actors = engine("actor")
             replace_advantages(actors, job, batch)

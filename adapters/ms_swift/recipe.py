@@ -104,7 +104,8 @@ def _values(words: Sequence[str], ranks: int) -> dict[str, Any]:
     kind: Any = found("swift.arguments:RLHFArguments")
     config: Any = found("swift.rlhf_trainers:GRPOConfig")
     with ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, {"MASTER_PORT": "0"}))  # a free port
+        # 0 stands for any free port
+        stack.enter_context(mock.patch.dict(os.environ, {"MASTER_PORT": "0"}))
         for name in BEFORE_A_RUN:
             stack.enter_context(mock.patch.object(kind, name, return_value=None))
         for path in OF_LAYERS:

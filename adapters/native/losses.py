@@ -149,7 +149,7 @@ def dppo_tv(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Ten
 
 
 def dppo_kl(log_probs: Tensor, packed: Packed, sequence_sum: SequenceSum) -> Tensor:
-    """As `dppo_tv`, by the KL divergence of two outcomes: the token and any other token."""
+    """Losses as in `dppo_tv`, masked by the KL divergence of two outcomes: the token or another."""
     new, old = torch.exp(log_probs.detach()), torch.exp(packed.old_log_probs)
     divergence = old * torch.log(old / new) + (1 - old) * torch.log((1 - old) / (1 - new))
     bounds = CONSTANTS.divergence_low, CONSTANTS.divergence_high

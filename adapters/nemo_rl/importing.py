@@ -110,7 +110,7 @@ def _prepare() -> None:
     """Stub packages that no training step enters, and let CUDA code run on the CPU."""
     from adapters.toolkit import cuda_on_cpu
 
-    # NeMo-RL requires Python 3.13; pydantic rejects older TypedDicts
+    # NeMo-RL requires Python 3.13: on older versions, pydantic rejects its TypedDicts.
     imports.add_names_of_newer_python("TypedDict")
     cuda_on_cpu.install()
     imports.stub_imports("adapters.nemo_rl")

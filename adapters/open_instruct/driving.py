@@ -79,7 +79,7 @@ class OpenInstructTraining:
         if self._args.num_epochs > 1:
             trained.register_forward_hook(self._be_old_at_first)
         names = getattr(module("model_utils"), "AttentionBackendName", None)
-        attention = names.torch if names else "sdpa"  # in versions before April 2026
+        attention = names.torch if names else "sdpa"  # "sdpa" before April 2026
         source = SimpleNamespace(
             model_name_or_path="probe", model_revision=None, attn_implementation=attention
         )

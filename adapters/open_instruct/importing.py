@@ -46,7 +46,7 @@ def actor_classes() -> tuple[Any, Any]:
 def config_classes() -> tuple[Any, Any]:
     """The dataclasses of the trainer's options and of its data's options."""
     home = module("grpo_utils")
-    # in versions before April 2026
+    # The class was called ExperimentConfig before April 2026.
     kind = getattr(home, "GRPOExperimentConfig", None) or home.ExperimentConfig
     return kind, module("data_loader").StreamingDataLoaderConfig
 

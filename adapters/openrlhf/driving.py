@@ -54,7 +54,7 @@ class Session:
         self._actors = {role: one.actor for role, one in made.items()}
         trained = made[settings.trained_model(job, "actor")]
         if Option.SHORT_BATCH in job.layout.options:
-            # one micro-batch per rank, too few samples for a train batch
+            # Train one micro-batch per rank, which has too few samples for a train batch.
             rows = importing.value(self._args, "--train.micro_batch_size")
             self._train(range(job.layout.dp * rows))
             trained.passes.drain()

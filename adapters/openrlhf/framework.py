@@ -57,6 +57,6 @@ OPENRLHF = RecordFile(
     globals(),
     samples_of_prompt=partial(settings.samples_of_prompt, option="--rollout.n_samples_per_prompt"),
     default_stage=DEFAULT_STAGE,
-    # set although equal to the default, because the parser has the default as a list
+    # It is set although it equals the default, because the parser has the default as a list.
     default_bounds=(0.5, 5.0),
 ).record(PROBED, UNCOMPILED)

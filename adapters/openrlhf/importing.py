@@ -205,7 +205,7 @@ def _script() -> CodeType:
 
 @cache
 def _replace_gpu_packages() -> None:
-    # These packages look for flash_attn and must not find our stub.
+    # These packages look for flash_attn when they are imported, and must not find our stub.
     for name in ("transformers.modeling_utils", "peft"):
         importlib.import_module(name)
     stub_imports("adapters.openrlhf")

@@ -117,7 +117,7 @@ def _section_options(section: str, kind: Any) -> Iterator[str]:
 
 
 def _no_clipping() -> float | None:
-    """The option's value for no clipping of gradients: infinity before April 2026, then None."""
+    """The value that turns off gradient clipping: infinity before April 2026, None since then."""
     largest = module(CONFIGS).AdamWConfig.model_fields["max_norm"]
     return None if type(None) in get_args(largest.annotation) else math.inf
 

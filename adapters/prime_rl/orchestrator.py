@@ -71,7 +71,7 @@ def _score_by_algorithm(group: Sequence[Any], config: Any, seq_len: int) -> None
     algorithm = call_supported(
         algo.build_algorithm, config, None, renderer=None, max_seq_len=seq_len
     )
-    # in versions since August 21, 2026
+    # This method exists since August 21, 2026.
     if found("prime_rl.orchestrator.algo:Algorithm.finalize_episode"):
         scoring = algorithm.finalize_group([SimpleNamespace(traces=[one]) for one in group])
     elif hasattr(algorithm, "finalize_group"):

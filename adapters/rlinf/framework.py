@@ -16,7 +16,7 @@ def row_width(job: Job) -> int:
 
 
 def packed_tokens(job: Job) -> int:
-    """The token budget of a micro-batch that allows the largest number of rows."""
+    """The token budget with which a micro-batch holds its largest number of rows."""
     return settings.largest_micro_batch(job) * row_width(job)
 
 
@@ -51,7 +51,7 @@ def actions(job: Job) -> int:
 
 
 def actions_of_micro_batch(job: Job) -> int:
-    """The number of rows of a micro-batch; RLinf refuses one that does not divide a step's rows."""
+    """The number of rows of a micro-batch; RLinf requires it to divide the rows of a step."""
     return settings.largest_micro_batch(job, actions(job))
 
 

@@ -33,7 +33,7 @@ MANAGER = "hybrid_engines.fsdp.fsdp_model_manager"
 STRATEGIES = ("hybrid_engines.fsdp.strategy.fsdp", "hybrid_engines.fsdp.strategy.fsdp2")
 
 EMBODIED = "workers.actor.embodied_fsdp_actor_worker"
-"""The module of the embodied actor, which was in the other actor's module until August 2026."""
+"""The module of the embodied actor's class, which was in `ACTOR` until August 2026."""
 
 READERS = (ACTOR, MANAGER, *STRATEGIES, "runners.reasoning_runner", "config")
 """Modules that read the options of training a language model."""
@@ -53,7 +53,7 @@ def import_rlinf(source: Path | None) -> None:
     from adapters.toolkit import cuda_on_cpu
 
     cuda_on_cpu.install()
-    # before classes are renamed, because this import recreates the module transformers
+    # Import this before classes are renamed, because it recreates the module transformers.
     importlib.import_module("transformers.processing_utils")
     imports.name_classes_as_before()  # required by RLinf 0.3.0
     imports.stub_missing(("torchvision",))
@@ -126,7 +126,7 @@ def _defaults() -> Mapping[str, object]:
     """The default of each option that RLinf's code reads; None for an option without default."""
     found: dict[str, object] = {}
     for path in filter(_has, (*READERS, EMBODIED)):
-        # find_spec does not import other engines
+        # Unlike an import, find_spec loads no other engine.
         file = Path(str(getattr(find_spec(f"rlinf.{path}"), "origin", None)))
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             for section, name, value in _read_by(node):

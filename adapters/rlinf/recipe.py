@@ -52,5 +52,5 @@ def _composed(typed: recipe.Typed) -> Any:
     """The configuration that RLinf's main function gets for a file and words."""
     if typed.file is None:
         raise recipe.RecipeRefused("RLinf's main function composes a file, which is not given")
-    recipe.nested_yaml(typed.file)  # refuses a file that is not YAML in one line
+    recipe.nested_yaml(typed.file)  # refuses, in one line, a file that is not YAML
     return composed(typed.file, typed.words, version_base="1.1")

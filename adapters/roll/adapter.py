@@ -95,7 +95,7 @@ class RollAdapter(InOneRun):
         role, capacity = trained_model(job, "actor_train"), probe_capacity(probe_size)
         own: Any = getattr(config, role)
         actor = nested(settings)["actor_train"]
-        # A policy-gradient worker keeps the settings of its variant.
+        # The key has the variant, because a policy-gradient worker keeps its variant's settings.
         of_engine = str([actor["model_args"], actor["strategy_args"]])
         has_router = job.objective is Objective.ROUTER
         key = "roll", own.worker_cls, own.pg_variant, capacity, of_engine, has_router

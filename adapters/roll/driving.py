@@ -283,7 +283,7 @@ class WorkerCluster:
         """Call the rank's own worker with its share, and return the results of all workers."""
         share = [each[self._rank.index] for each in arguments]
         options = {key: values[self._rank.index] for key, values in named.items()}
-        with torch.enable_grad():  # the driver disables gradients, in a separate process
+        with torch.enable_grad():  # ROLL's driver disables gradients only in its own process
             return all_gather(getattr(self._worker, name)(*share, **options))
 
 

@@ -56,9 +56,9 @@ def width_for_slices(job: Job) -> int:
 def slices(job: Job) -> int:
     """The number of slices of a row: each context-parallel rank has one from each half.
 
-    Raises `Unsupported` if a mistake in widths would combine with another mistake: with dynamic
-    batching each micro-batch has its own width, with packing each row, and
-    `seq-mean-token-sum-norm` divides by the width.
+    With dynamic batching each micro-batch has its own width, with packing each row. Raises
+    `Unsupported` if `seq-mean-token-sum-norm` divides by such widths and the objective is not the
+    plain policy loss, since a mistake in widths would combine with another mistake.
     """
     divides_by_width = job.aggregation.divisor not in (None, 1)
     if divides_by_width and rows_differ(job.layout) and job.objective is not Objective.POLICY:

@@ -109,7 +109,7 @@ def _is_choice(name: str, value: Any) -> bool:
     kind: Any = pipeline_config()
     for part in name.split("."):
         if not is_dataclass(kind):
-            return True  # an entry of a dictionary
+            return True  # a dictionary allows any entry
         options = get_type_hints(kind)
         if part not in options:
             return False
@@ -121,7 +121,7 @@ def _is_choice(name: str, value: Any) -> bool:
 def _prepare() -> None:
     """Stub services and packages for GPUs, and add a name of an older transformers."""
     imports.stub_imports("adapters.roll")
-    # before classes are renamed, because peft recreates the module transformers
+    # Import peft before classes are renamed, because it recreates the module transformers.
     importlib.import_module("peft")
     imports.name_classes_as_before()  # required by versions before March 10, 2026
     # transformers looks for flash_attn at import, and must not find our stub.

@@ -121,7 +121,7 @@ class SkyRLAdapter(Adapter):
                 values[key].append(value)
         utils, strategy = module(WORKER_UTILS), SimpleNamespace(world_size=1)
         base = module("backends.skyrl_train.distributed.strategy").DistributedStrategy
-        # the same reduction for all engines of SkyRL
+        # SkyRL's engines share this reduction.
         strategy.all_reduce = partial(base.all_reduce, strategy)
         with rank.framework():
             reduced = utils.reduce_metrics(values, sum_loss_metrics=True)
@@ -156,7 +156,7 @@ def _rules() -> dict[str, str]:
     validate = module("train.utils.utils").validate_cfg
     divergence = ppo_utils().compute_approx_kl
     functions = {
-        # its comment: "can leak `nan` from masked positions"
+        # SkyRL's own comment in this function: "can leak `nan` from masked positions"
         "poison.reference_log_probs": divergence,
         "poison.logged_reference_log_probs": divergence,
         "default_mode": module("train.config").AlgorithmConfig,

@@ -83,7 +83,7 @@ class Dispatch:
         return type(answers[0])(loss_fn_outputs=rows)
 
     def stage_data(self, *staged: Any) -> Any:
-        """The chunks of all ranks for each mini-batch, cut by SkyRL; all data in older versions."""
+        """All ranks' chunks for each mini-batch, as SkyRL cuts them; older versions do not cut."""
         if len(staged) == 1:
             return staged[0]
         _, data, boundaries = staged

@@ -25,7 +25,7 @@ PACKING = ("remove_microbatch_padding", "use_sample_packing")
 
 
 class PaddingMicroBatches:
-    """Counts the padding micro-batches by which SkyRL gives all ranks the same number."""
+    """Counts padding micro-batches, which SkyRL adds so that all ranks have equally many."""
 
     made = 0
 
@@ -47,7 +47,7 @@ def import_skyrl(source: Path | None) -> None:
     read_options_once()
     cuda_on_cpu.install()
     imports.import_from("skyrl", [source, source / "skyrl-gym"] if source else [])
-    # Both modules look for flash_attn and must not find our stub.
+    # Both modules look for flash_attn when they are imported, and must not find our stub.
     module("backends.skyrl_train.utils.torch_utils")
     importlib.import_module("transformers.modeling_utils")
     _stub_flash_attn()
@@ -78,7 +78,7 @@ def offers(always: Settings, settings: Settings) -> bool:
     """Whether this version has these options and values."""
     constant = {name: one for name, one in {**always, **settings}.items() if not callable(one)}
     try:
-        configured({"max_seq_len": 1, **constant})  # a mode requires max_seq_len
+        configured({"max_seq_len": 1, **constant})  # one mode requires max_seq_len
     except (Refused, Unsupported):
         return False
     return True

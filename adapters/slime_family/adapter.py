@@ -58,8 +58,8 @@ class LineageAdapter(Adapter):
     framework: ClassVar[Framework] = FAMILY
 
     depths: ClassVar[frozenset[Depth]] = frozenset(Depth)
-    losses: ClassVar[tuple[str, ...]]  # the module of loss functions, by version
-    # the module of corrections for another rollout policy, by version
+    losses: ClassVar[tuple[str, ...]]  # the paths that the module of losses has had
+    # the paths that the module of corrections for another rollout policy has had
     corrections: ClassVar[tuple[str, ...]]
     keepers: ClassVar[tuple[str, ...]]
     """Functions that may enforce rules of configurations and logs, in the order of their calls."""
@@ -133,7 +133,7 @@ class LineageAdapter(Adapter):
 
 
 TRACES = {row["code"]: row["rules"].split(", ") for row in read_rows(TABLES, "stated")}
-"""Rules by the regular expressions that match the code of versions that state these rules."""
+"""The rules that a version states if a regular expression matches its code, by expression."""
 
 [HELP] = read_rows(TABLES, "documented")
 """The options, separated by commas, whose documentation states each rule."""

@@ -224,7 +224,7 @@ def actor(actor_class: type, *, args: Any, **trained: Any) -> Any:
     """An actor that is ready to train on rollouts, with ``trained`` as further attributes."""
     made: Any = object.__new__(actor_class)
     actors = sys.modules[actor_class.__module__]
-    timer = actors.Timer()  # one per process, perhaps still running after a failed job
+    timer = actors.Timer()  # a process has one timer, which a failed job may leave running
     timer.reset()
     timer.start_time.clear()
     timer.start("train_wait")

@@ -76,7 +76,7 @@ def base_parser() -> argparse.ArgumentParser:
         parser.add_argument(f"--{flag}", action="store_true")
     for name in ("context", "expert-model", "pipeline-model", "tensor-model"):
         parser.add_argument(f"--{name}-parallel-size", type=int, default=1)
-    # Megatron's validation of options derives another name for this option.
+    # Megatron's validation stores this option under another name.
     parser.add_argument(
         "--num-virtual-stages-per-pipeline-rank",
         type=int,

@@ -41,7 +41,7 @@ class MegatronAdapter(OnMegatron, LineageAdapter):
 
     engine = "megatron"
     framework: ClassVar[Framework] = ON_MEGATRON
-    log_probs: ClassVar[tuple[str, ...]]  # the module that computes log-probabilities, by version
+    log_probs: ClassVar[tuple[str, ...]]  # the paths that the module of log-probabilities has had
 
     @abstractmethod
     def references(self, args: Any, job: Job, batch: ProbedBatch) -> Any:

@@ -38,7 +38,7 @@ def cached_policy(job: Job, probe_size: int, rank: Rank, *, per_token: bool) -> 
     has_experts = job.objective is Objective.ROUTER
     key = (job.depth, job.layout.options, per_token, capacity, critic, has_experts)
     policy = cached(rank, key, lambda: _policy(job, capacity, rank, per_token=per_token))
-    policy.chunks[0].config.no_sync_func = None  # as for a new model
+    policy.chunks[0].config.no_sync_func = None  # as in a new model: jobs set it
     return policy
 
 

@@ -19,7 +19,8 @@ CHECKPOINTS = {"load", "ref_load", "hf_checkpoint", "critic_load", "opd_teacher_
 BACKEND = "--train-backend"
 
 GENERATING = ("--custom-generate-function-path", "--rollout-function-path")
-"""A user's code that may return another number of samples of a prompt than configured."""
+"""Options that name users' code, which may return another number of samples of a prompt than
+configured."""
 
 
 def read(adapter: LineageAdapter, typed: recipe.Typed) -> recipe.Recipe:

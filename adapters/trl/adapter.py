@@ -131,7 +131,7 @@ class TrlDdpAdapter(TrlAdapter):
         return chosen
 
     def reported(self, job: Job, done: Any) -> Reported:
-        """The metrics of steps; a loss with one term is the policy loss."""
+        """The metrics of steps; the logged loss is the policy loss unless it has more terms."""
         found = dict(super().reported(job, done))
         if job.objective in OF_TERMS:  # TRL's policy loss includes the divergence
             del found[Metric.POLICY_LOSS]

@@ -94,7 +94,7 @@ class TrlTraining:
 
     def arguments(self, config: Any) -> dict[str, Any]:
         """The arguments of the trainer's constructor."""
-        # Only padding and the end of text are words.
+        # The tokenizer's only words are padding and the end of text.
         processor = tokenizer({"<end>": self.rollouts.end}, "<end>")
         return {"args": config, "processing_class": processor}
 
@@ -142,7 +142,8 @@ class GeneratingTraining(TrlTraining):
     def arguments(self, config: Any) -> dict[str, Any]:
         """Add the policy, rewards and prompts.
 
-        With two reward functions, half of the reward plus twice its quarter is the reward.
+        If there are two reward functions, their weighted sum is the reward: half of it, plus twice
+        a quarter of it.
         """
         objective = self.job.objective
         return {
@@ -153,7 +154,7 @@ class GeneratingTraining(TrlTraining):
         }
 
     def stubs(self) -> dict[str, Any]:
-        """Replace the shuffle of a generation before its cut, which would mix samples of steps."""
+        """Replace the shuffle of a generation, which would mix samples of steps before the cut."""
         schedule = self.rollouts.schedule
         if schedule.per_generation <= schedule.micro_batches:
             return {}

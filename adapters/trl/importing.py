@@ -36,10 +36,10 @@ def import_trl(source: Path | None) -> None:
     import_from("trl", [source] if source else [])
     for trainer in TRAINERS:
         module(trainer)
-    # None if the version's fused LM head requires Triton, and Triton is missing
+    # The kernel is None if the version's fused LM head requires Triton, and Triton is missing.
     kernel = "_ChunkedLogProbFunction"
     if has_fused_lm_head() and getattr(module("trainer.utils"), kernel, kernel) is None:
-        importlib.import_module("triton")  # fails
+        importlib.import_module("triton")  # raises ImportError
     _put_the_probe_in()
 
 

@@ -74,7 +74,7 @@ class VerlAdapter(Adapter):
         names = importing.option_names(framework.always.get("model_engine"))
         found = framework.description(importing.offers, names, importing.default)
         of_loss = module("workers.utils.losses").ppo_loss.__code__.co_consts
-        if framework.metrics[Metric.ENTROPY] in of_loss:  # since January 2026
+        if framework.metrics[Metric.ENTROPY] in of_loss:  # losses log it since January 2026
             return found
         return replace(found, metrics=found.metrics - {Metric.ENTROPY})
 

@@ -52,7 +52,7 @@ def has_default_trainer() -> bool:
 
 
 def pack_without_flash_attention() -> None:
-    """Make versions before 0.9.1 pack rows with transformers' functions of the same names."""
+    """Make versions before 0.9.1 pack rows by transformers' functions instead of flash-attn's."""
     packing = module("utils.attention_utils")
     try:
         packing._get_attention_functions()
@@ -136,7 +136,7 @@ def loss_of(config: Any, actor_config: Any) -> Callable[..., Any]:
 def _paths(model_engine: str | None) -> tuple[str, ...]:
     """The paths of this version's options in its configuration."""
     entries = flattened(pickle.loads(_defaults(model_engine))).items()
-    # Empty sections are no options, and neither are the classes of sections.
+    # Neither empty sections nor the classes of sections are options.
     options = (name for name, value in entries if value != {})
     return tuple(name for name in options if name.split(".")[-1] != "_target_")
 

@@ -145,7 +145,7 @@ def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
     cpu.register_engines(engine, "Megatron", "megatron")
     engine.set_random_seed = lambda seed: None
     of_data = getattr(engine.MegatronEngine, "_routed_num_tokens", None)
-    if of_data is None:  # in versions in which ranks do not sum their counts
+    if of_data is None:  # ranks of this version do not sum their counts
         return
 
     def copied(self: Any, data: Any) -> torch.Tensor:
@@ -158,7 +158,7 @@ def _let_the_engine_run_on_the_cpu(engine: Any) -> None:
 class StubMegatronBridge:
     """A stub of Megatron-Bridge's bridge and provider that makes a role's model."""
 
-    policy: Policy  # once the engine has requested it
+    policy: Policy  # set when the engine requests its model
     params_dtype: torch.dtype  # older versions set these attributes one by one
     fp16 = bf16 = False  # no wrapper casts inputs and outputs: our model does
     sequence_parallel = False  # whether activations are split over tensor-parallel ranks

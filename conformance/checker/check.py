@@ -61,7 +61,7 @@ class AdapterCheck:
             self.description = pool.description
             usable = supported(pool, layouts)
         self.never_shown = [f"layout {one}" for one in layouts if one not in usable]
-        with self._ranks(usable) as pool:  # new processes, without anything left from a job
+        with self._ranks(usable) as pool:  # new processes, in which no job has run yet
             complaint = first_complaint(pool, usable)
             self.is_relied_on = complaint is None
             if complaint is None:
@@ -93,7 +93,7 @@ class AdapterCheck:
             if complaint is None:
                 self.conforming += 1
             elif isinstance(cell, StartupCell) and complaint.name == NOT_DELIVERED:
-                # A framework may have a declared setting without all of its values.
+                # A framework may have a declared setting, but not all of its values.
                 settings = cell.config_case.configuration.settings
                 self.never_shown += [f"configuration {one}" for one in sorted(settings)]
             else:

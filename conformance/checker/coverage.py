@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from adapters.contract import Description
 
 FEW_RANKS = 2
-"""The largest number of ranks of a layout, if the adapter has such small layouts."""
+"""The largest number of ranks of the layouts that are run, unless all of the adapter's have more.
+"""
 
 CAPABILITIES = {
     "modes": ("mode", [*Mode]),
@@ -30,7 +31,7 @@ CAPABILITIES = {
     "options": ("option", [*Option]),
     "configurations": ("configuration", [*Setting, *FaultInjection]),
 }
-"""The word for a member of each field of a description, and all possible members."""
+"""For each field of a description, the word for one of its members, and all possible members."""
 
 
 def small_layouts(layouts: Sequence[Layout]) -> list[Layout]:

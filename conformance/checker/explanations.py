@@ -175,7 +175,7 @@ def explain_weights(weights: StepWeights) -> Flaw | None:
         return None
     divided = replace(weights, observed=weights.observed / weights.dloss_dlogprob)
     if (flaw := _first(weights)) is None and _first(divided) is not None:
-        return Flaw("gradients_returned")  # another flaw shows once this one is fixed
+        return Flaw("gradients_returned")  # further flaws show once this one is fixed
     return flaw or _unexplained(weights)
 
 
@@ -256,7 +256,7 @@ def _clipped(weights: StepWeights) -> Flaw | None:
 
 
 def _softmax_words(slope: float, weights: StepWeights) -> str:
-    """Words on a plain softmax that would give this slope, with ratio 1/V; empty if none does."""
+    """Words on a plain softmax whose slope at ratio 1/V would be this one; empty if none fits."""
     if slope >= 1 / 4:
         return ""
     tokens = _whole((1 + math.sqrt(1 - 4 * slope)) / (2 * slope), weights)

@@ -40,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"rl-loss-conformance: {error}", file=sys.stderr)
         return USAGE_ERROR
     except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # threads still wait for their processes
+        # a second Ctrl-C must not stop waiting threads
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return INTERRUPTED
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone

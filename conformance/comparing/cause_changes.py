@@ -89,7 +89,8 @@ class CauseChange(NamedTuple):
 def cause_changes(found: Difference) -> list[CauseChange]:
     """The changes of all causes of either report, by fate and then in the order of the reports.
 
-    Two causes are the same if their mistake and condition are, whatever findings they explain.
+    Two causes are the same if they have the same mistake and condition, whatever findings they
+    explain.
     """
     return sorted(_changes(found), key=lambda change: [*Fate].index(change.fate))
 
@@ -190,7 +191,7 @@ def _is_same(of_cause: Sequence[Change]) -> bool:
 
 
 def _is_told_alike(change: Change) -> bool:
-    """Whether a finding is as wrong in both reports, by the same known mistake."""
+    """Whether a finding is equally wrong in both reports, by the same known mistake."""
     both = [one.diagnosis.name for one in (change.old, change.new) if one and one.diagnosis]
     return change.kind is ChangeKind.SAME and len({*both} - {UNEXPLAINED}) == 1
 

@@ -157,7 +157,7 @@ class State(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Changes with the same state before and the same state after."""
+    """Changes that all have one state before and one state after."""
 
     kind: ChangeKind
     before: State | None

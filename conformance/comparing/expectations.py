@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     from conformance.findings.report import Report
 
 MOST_NAMES = 3
-"""The largest number of known names that are proposed for an unknown one."""
+"""The largest number of known names that are proposed for an unknown name."""
 
 FAILURES = (Verdict.CRASHED, Verdict.DECLINED)
 

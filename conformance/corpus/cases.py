@@ -63,7 +63,7 @@ LONGEST_RESPONSE = 8192
 
 
 def _production_step() -> Step:
-    """64 prompts × 8 samples, log-normal lengths, tool output in every fifth.
+    """64 prompts × 8 samples with log-normal lengths; every fifth sample has tool output.
 
     Lengths are the quantiles of their distribution, in an order that mixes long with short, so no
     random number generator is needed.

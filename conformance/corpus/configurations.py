@@ -41,10 +41,12 @@ class Demand(StrEnum):
     """Weigh every token as the documented default mode does."""
 
     ONE_DIVISOR = "one_divisor"
-    """Divide all tokens of a step by the same number, or refuse it by name."""
+    """Divide all tokens of a step by the same number, or stop with an error that names the options.
+    """
 
     REDUCER = "reducer"
-    """Weigh every token as the custom reducer says, whatever the mode, or refuse it by name."""
+    """Weigh every token as the custom reducer says, whatever the mode, or stop with an error that
+    names the options."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +263,7 @@ class Trial:
 TRIED = next(case for case in CORPUS if case.name == "uneven_lengths")
 
 TRIALS = {
-    # The default can equal only one of the two modes.
+    # The default can equal only one of the two modes, so the other mode shows the setting.
     Setting.MODE: Trial(Configuration(says_mode=False), (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)),
     Setting.DIVISOR: Trial(Configuration(divisor="1000"), (Mode.CONSTANT,)),
     Setting.ENTROPY: Trial(Configuration(entropy=True)),

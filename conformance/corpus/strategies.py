@@ -73,7 +73,7 @@ hypothesis draws integers from 100 on from the constants of imported source file
 
 @cache
 def masks(*, max_response: int = 12) -> SearchStrategy[list[int]]:
-    """Loss masks of one response: all active, any, or all inactive; often of a single token."""
+    """Loss masks of one response: all active, arbitrary, or all inactive; often of one token."""
     lengths = st.integers(1, max_response)
     return st.one_of(
         lengths.map(lambda length: [1] * length),

@@ -100,5 +100,5 @@ def _shaped_rewards(batch: ProbedBatch) -> Values:
     if batch.objective is not Objective.OVERLONG:
         return batch.rewards
     lengths = np.array([len(ids) for ids in batch.responses])
-    limit = 1 + int(lengths.max())  # of a response, in tokens
+    limit = 1 + int(lengths.max())  # above the length of every response
     return batch.rewards - advantages.overlong_penalties(lengths, limit, ADVANTAGE_CONSTANTS)

@@ -91,7 +91,8 @@ TRAINED_TERMS: dict[Objective, Metric | Objective] = {
     Objective.SFT: Objective.SFT,
     **dict.fromkeys(OF_CRITIC, Objective.VALUE),
 }
-"""The names of objectives' only terms, apart from policy losses, which share one name."""
+"""The name of an objective's term, for objectives with a single term that is not a policy loss. All
+policy losses share one name."""
 
 
 def trained_term(objective: Objective) -> Metric | Objective:

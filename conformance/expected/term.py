@@ -56,7 +56,7 @@ class LossTerm:
     """One term of a step's loss or of a logged number: the sum of weight · factor over tokens."""
 
     metric: Metric | Objective
-    """The name of the term: an objective that replaces the policy loss is its own name."""
+    """The name of the term. A loss that replaces the policy loss is named after its objective."""
 
     context: StepContext
     factors: NDArray[np.float64]

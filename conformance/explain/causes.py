@@ -78,9 +78,9 @@ def with_traces(
 
     A cause that no known mistake predicts is split by the first suspected line of its findings,
     since a line is better evidence than a count that merely fits. A part is merged into the worst
-    cause of a known mistake that suspects the part's line first, if there is one. Findings that
-    were not traced stay with the traced finding that the fewest causes share. A finding of several
-    causes may have been traced for another cause.
+    cause of a known mistake that suspects the part's line first, if there is one. A finding that
+    was not traced stays with a traced finding, namely the one that belongs to the fewest causes: a
+    finding of several causes may have been traced for another cause.
     """
     several = [*causes]
     claims = Counter(name for cause in several for name in cause.findings)
@@ -137,7 +137,8 @@ def _with_traces(
 def _one(causes: Sequence[Cause], findings: Mapping[str, Finding]) -> Cause:
     """The merged cause of causes at one line, with the conditions and reach that all share.
 
-    It has the name of the first cause, unless that is inferred and another cause has another name.
+    It has the name of the first cause, unless the first cause is inferred and another one has
+    another name.
     """
     worst, *others = causes
     if not others:

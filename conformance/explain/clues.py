@@ -93,7 +93,7 @@ def _read_off_by(wrong: Explained, right: Sequence[Explained]) -> Iterator[list[
     measurement = wrong.measurement
     steps = [one.measurement.context.step_index for one in right]
     is_nothing = not (measurement.is_per_token or measurement.observed.any())
-    if is_nothing and measurement.context.step_index in steps:  # other ranks log a number
+    if is_nothing and measurement.context.step_index in steps:  # other ranks log this number
         yield [_of_term(wrong, ["nothing_reported_by_some_ranks"])]
         return
     if len(wrong.terms) > 1:

@@ -242,7 +242,7 @@ def cover(table: Table) -> list[Pair]:
     chosen: list[Pair] = []
     left = explainable
     ordered = sorted(table.claims, key=commonness)
-    for is_inferred in (False, True):  # first the mistakes that findings can contradict
+    for is_inferred in (False, True):  # mistakes that findings can contradict come first
         possible = (one for one in ordered if MISTAKES[one].is_read_off is is_inferred)
         pairs = [*chain.from_iterable(map(table.pairs, possible))]
         while left and (best := _best(pairs, left, chosen)) is not None:

@@ -54,7 +54,8 @@ class Alternatives(NamedTuple):
 
     term: LossTerm
     predictions: list[list[Prediction]]
-    """The predictions of each alternative, without their weights; empty for the right one."""
+    """The predictions of each alternative, without their weights; the right alternative has none.
+    """
 
     invisible: list[Prediction]
     """Predictions of mistakes that give the right numbers."""

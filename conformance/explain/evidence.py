@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from conformance.explain.cover import Table
 
 OF_OTHER_MODES = frozenset(f"except in {mode}" for mode in Mode)
-"""Negative facts of modes: a step lacks only that of its own mode."""
+"""Negative facts of modes. All of them hold for a step, except the fact about its own mode."""
 
 OF_LAYOUTS = frozenset({*OF_JOBS, *OF_BATCHES, *OF_CUTS})
 """Facts of steps that depend on the layout."""
@@ -46,11 +46,11 @@ class Evidence:
         return [fact for fact in self._shared if self._is_shown(fact)]
 
     def needs_layout(self, options: Collection[str], holds: int) -> bool:
-        """Whether the cause needs one of ``options`` of layouts, which the terms ``holds`` set."""
+        """Whether the cause needs one of ``options`` of layouts; the terms ``holds`` have one."""
         return self._is_gone(self._same_case & ~holds, self._without(options, holds))
 
     def needs_loss(self, options: Collection[str], holds: int) -> bool:
-        """Whether the cause needs one of ``options`` of losses, which have cases of their own."""
+        """Whether the cause needs one of ``options`` of losses; losses have cases of their own."""
         kept = (fact for fact in self._without(options, holds) if fact not in FACTS_OF_STEPS)
         return self._is_gone(self._absent & ~holds, kept)
 
@@ -63,8 +63,9 @@ class Evidence:
     def _is_shown(self, fact: str) -> bool:
         holds = self._holds[fact]
         if fact in FACTS_OF_STEPS:
-            # The fact itself, and facts of steps that imply it, cannot hold without it. A check
-            # whose cases all have the fact implies it too, and cannot show that it matters.
+            # Leave out this fact and the facts of steps that imply it, since no step without it has
+            # them. A check implies it if all of the check's cases have it; such a check cannot show
+            # whether the fact matters.
             kept = [
                 one
                 for one in self._shared

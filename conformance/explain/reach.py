@@ -109,7 +109,7 @@ class Reaching:
         )
 
     def _needed(self, choices: Sequence[Choice], needs: Need) -> dict[str, bool]:
-        """Whether each option that all choices share is needed; without one, the alternatives."""
+        """The options that all choices share, or else the alternatives: whether each is needed."""
         common = _shared(choices)
         if not common and all(choices):
             several = sorted({*choices}, key=lambda choice: (len(choice), choice))

@@ -266,7 +266,8 @@ class SuspectedLine(_Frozen):
     function: str
     why: str
     instead: str = ""
-    """The number that the line computes with and the right one, if runs have proven it."""
+    """Words on the number that the line computes with and on the right number, if runs have proven
+    it."""
 
     @property
     def place(self) -> str:

@@ -63,7 +63,8 @@ class FindingGroup:
     findings: tuple[Finding, ...]
 
     example: Finding
-    """The finding that describes the cause best: one on an ordinary step, even a large step."""
+    """The finding that describes the cause best: its step is ordinary, even if the step is large.
+    """
 
     @property
     def smallest(self) -> Finding:

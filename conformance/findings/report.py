@@ -170,7 +170,7 @@ class Header(FrozenModel):
 
     @property
     def answers(self) -> dict[str, str]:
-        """Each convention in words, and where it is stated or that it is assumed."""
+        """Each convention in words, with the place that states it or a note that it is assumed."""
         return answers(self.conventions, self.documented)
 
     @field_serializer("conventions")

@@ -84,7 +84,8 @@ class Check(StrEnum):
     """Gradients and all logged numbers of two steps whose only difference must not matter."""
 
     DEFAULTS = "defaults"
-    """Documented default values: those of the configuration, and gradients with them."""
+    """Documented defaults: the values in the configuration, and the gradients of steps that leave
+    options out."""
 
     SHARDING = "sharding"
     """The tokens that each rank trains on."""

@@ -80,7 +80,7 @@ def named_after_option(judgement: Judgement, job: Job, description: Description)
 
 
 def _is_of_the_mode(judgement: Judgement, mode: Mode) -> bool:
-    """Whether a mode's weights explain a mismatch; for a logged number, nothing else may."""
+    """Whether a mode's weights explain a mismatch, for a logged number as the only explanation."""
     name = f"weights_of_{mode}"
     explanations = [] if judgement.clues is None else judgement.clues.by_mistake
     is_only = judgement.logged is None or all({name} in parts for parts in explanations)

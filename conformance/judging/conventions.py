@@ -95,7 +95,7 @@ TERMS = {
 """The conventions by which the terms of an objective are aggregated."""
 
 WEIGHTS_OF_MEANS = [f"weights_of_{mode}" for mode in (Mode.SAMPLE_MEAN, Mode.PROMPT_MEAN)]
-"""The mistakes by which means of samples or of prompts are averaged."""
+"""The mistakes in which the loss averages the means of samples or of prompts."""
 
 OF_LOGGED_ROLLOUTS = {Metric.ADVANTAGE: "logged_advantages", Metric.VALUE: "logged_values"}
 
@@ -296,9 +296,10 @@ class _Judged:
         return next((_mean_diagnosis(self.judged_by(one)) for one in wrong), None)
 
     def _shown_convention(self) -> Diagnosis | None:
-        """The diagnosis of an assumed answer that is confirmed: another has other results.
+        """The diagnosis of an assumed answer that the step confirms: another answer would not fit.
 
-        The results are the weights of a plain policy loss, or the advantages of an estimator.
+        The results that are compared are the weights of a plain policy loss, or the advantages of
+        an estimator.
         """
         objective, declared = self.spec.objective, self.description.declared
         is_plain = objective in (Objective.POLICY, Objective.REJECTION)

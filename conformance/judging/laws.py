@@ -65,7 +65,7 @@ def judge_law(cell: MatrixCell, after: Outcome, jobs: FurtherJobs) -> Judgement:
     if law is AGAIN:
         jobs.run(with_other_values(LAWS["longer_prompt"].after(job)))
         after = jobs.run(job)
-    # The changed step's expected weights are not those of its case, so they are not compared.
+    # The changed step's expected weights differ from those of its case, so they are not compared.
     judged = replace(judge_outcome(cell, after, jobs), expected=())
     is_right = judged.verdict in (Verdict.CONFORMS, Verdict.ADVICE)
     if not is_right and _is_right_before(cell, before, jobs):

@@ -38,10 +38,10 @@ OF_LOSSES = (
     Objective.SEQUENCE_MASKED,
     Objective.REJECTION_OFF_POLICY,
 )
-"""Objectives with all kinds of logged numbers of losses: terms, corrections and rejection."""
+"""Objectives that together log all kinds of numbers of losses: terms, corrections and rejection."""
 
 OF_ROLLOUTS = (Objective.GROUP_NORMALISED, Objective.REINFORCE_PP, Objective.GAE)
-"""Objectives with all kinds of logged numbers of rewards, advantages and a critic."""
+"""Objectives that together log all kinds of numbers of rewards, advantages and a critic."""
 
 OF_ALL = (*OF_LOSSES, *OF_ROLLOUTS)
 
@@ -109,7 +109,7 @@ class Law:
     """The column that the change makes differentiable; its gradient must stay 0."""
 
 
-@lru_cache(maxsize=256)  # steps are compared by identity
+@lru_cache(maxsize=256)  # the cache compares steps by identity
 def _with_rows(job: Job, change: Change) -> Job:
     changed = (change(rows) for rows in rows_of(job.steps))
     return replace(job, steps=tuple(step_of(rows, is_rejecting=job.rejects) for rows in changed))

@@ -74,7 +74,8 @@ MOST_EDITED = 0
 """The number of edits of statements to try: none, as an edit that raises would end the loop."""
 
 PROOF_BROKE = "the trainer is wrong, as the first rank says"
-"""The message of a rank other than the first whose step failed while a proof replaced values."""
+"""The message of a rank whose step failed while a proof replaced values; only the first rank
+reports the mistake itself."""
 
 RUNNERS = frozenset({"pytest", "_pytest", "pluggy", "xdist", "execnet", "IPython", "ipykernel"})
 """Packages of programs that run the user's code."""
@@ -224,7 +225,8 @@ class OwnTrainerCheck:
         The worst cause comes first.
         """
         traces: list[tuple[Trace, list[MatrixCell]]] = []
-        if self._asked.advantages is not None:  # a single token cannot be given an advantage
+        # If the trainer computes advantages, a single token cannot be given one.
+        if self._asked.advantages is not None:
             return traces
         for cause in (one for one in found if one.severity is Severity.GRADIENT):
             of_cause = [cells[one] for one in cause.findings if one in cells]

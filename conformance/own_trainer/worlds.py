@@ -148,7 +148,9 @@ class Copies:
         sys.stdout.flush()
         sys.stderr.flush()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # on threads: see the docstring
+            # Python warns of forks of processes with threads; the module's docstring says why this
+            # one is safe.
+            warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid:
             there.close()

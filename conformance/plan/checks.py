@@ -43,8 +43,8 @@ def _cases(*names: str) -> tuple[Case, ...]:
 
 
 TELLING = _cases("fully_masked_sample", "split_groups", "nine_samples", "ten_samples", "two_steps")
-"""Cases with empty samples, groups over several ranks and micro-batches, numbers of samples that
-are multiples of neither, and more than one step."""
+"""Cases with empty samples, with groups over several ranks and micro-batches, with numbers of
+samples that neither ranks nor micro-batches divide, and with more than one step."""
 
 ONE = _cases("fully_masked_sample")
 OF_LOSSES = _cases("fully_masked_sample", "split_groups")
@@ -133,7 +133,7 @@ WITHOUT_PAIRS = frozenset(
 """Objectives whose pairs of properties another objective covers: `COMBINED` covers its own terms
 and losses that are reduced like them, PPO's loss covers losses in which each token depends only on
 itself, and `VALUE` covers all losses of a critic. Corrections of sequences share the code of
-`SEQUENCE_MASKED`, and losses that compare tokens do so in one function, for every case."""
+`SEQUENCE_MASKED`, and losses that compare tokens compare them in one function, for every case."""
 
 SHARDED = _cases(
     "split_groups",
@@ -370,7 +370,7 @@ def _specs_of_column(law: Law) -> Iterator[CheckSpec]:
 
 ALTERED = tuple(chain.from_iterable(map(_specs_of_column, (*POISONS, *CONSTANTS))))
 """Checks of each altered column: poison in gradients and in logged numbers, and gradients of
-constants. They run on one layout, in a full plan also on one with context parallelism."""
+constants. They run on one layout; a full plan adds a layout with context parallelism."""
 
 
 def _usual(check: Check, name: str, objective: Objective, law: Law) -> CheckSpec:

@@ -234,7 +234,7 @@ class Plan:
         return [*self._altered_cells(), *self._lawful_cells()]
 
     def _altered_cells(self) -> list[MatrixCell]:
-        """The cells of altered columns, on the first layout; a full plan adds one with CP."""
+        """The cells of altered columns, on the first layout; a full plan adds a layout with CP."""
         if self.depth is not Depth.STEP:
             return []
         sliced = [one for one in self.layouts[1:] if one.cp > self.layouts[0].cp == 1]

@@ -48,7 +48,8 @@ IN_ALL_VERSIONS = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
 """Modes that all versions of frameworks have, older ones included."""
 
 MOST_TRIES = 6
-"""The number of declined findings after which a part of their ids is not tried again."""
+"""The number of declined findings with the same part of their ids, and none that ran, after which
+no further finding with this part is tried."""
 
 Candidate = TypeVar("Candidate")
 Shown = TypeVar("Shown")
@@ -72,7 +73,7 @@ def quick_jobs(cells: Iterable[MatrixCell]) -> dict[str, AbstractSet[Combination
 
 
 class Substitutes:
-    """Cells that can replace those whose jobs a framework declines."""
+    """Cells that can replace cells whose jobs a framework declines."""
 
     def __init__(self, cells: Iterable[MatrixCell]) -> None:
         self._cells = {cell.id: cell for cell in cells}

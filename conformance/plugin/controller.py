@@ -109,7 +109,7 @@ class Controller:
             return
         except pytest.exit.Exception:  # the run is told to end; its findings count
             raise
-        except Exception as error:  # the findings so far are not a verdict
+        except Exception as error:  # the findings so far give no verdict
             self._problem = f"{type(error).__name__}: {error}"
             raise
         if side.task.follows is not None:

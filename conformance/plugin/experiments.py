@@ -65,7 +65,7 @@ def chosen(
         if cause.severity in severities
     ]
     slugs = {findings[name].identity.slug for _, names in tested for name in names}
-    slugs.add(Check.REJECTION)  # only this objective rejects tokens
+    slugs.add(Check.REJECTION)  # only this check's objective rejects tokens
     of_slugs = (cell for cell in plan.chosen_of_cases if cell.spec.slug in slugs)
     cells = job_cells(of_slugs, description)
     candidates = [_candidate(cell, report) for cell in cells]

@@ -115,7 +115,7 @@ class EndingSignals:
         signal.signal(signal.SIGTERM, self._end)
         if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup sets SIG_IGN
             signal.signal(signal.SIGHUP, self._end)
-        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # not ignored
+        if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # SIGINT is not ignored
             signal.signal(signal.SIGINT, self._end)
         # Stopping a process that is ending anyway would leave its temporary folders.
         atexit.register(_ignore)

@@ -45,10 +45,11 @@ START_LIMIT = 300.0
 """Seconds for importing a framework; on a cold disk SkyRL was seen to take 40."""
 
 GRACE = 3.0
-"""Seconds for the other ranks to answer once one has failed; they are usually blocked."""
+"""Seconds for the remaining ranks to answer once a rank has failed; usually they are blocked."""
 
 GRACE_TO_DECLINE = 10.0
-"""Seconds for the other ranks once one has declined; most decline too when they get a core."""
+"""Seconds for the remaining ranks once a rank has declined; most decline too when they get a core.
+"""
 
 WORDS_OF_A_WAITING_RANK = ("Timed out waiting", "Connection closed by peer", "Connection reset")
 """Words in gloo's errors on a rank whose partner in a collective failed or never joined."""
@@ -401,11 +402,12 @@ def _outcome(answers: list[_Answer]) -> Ran | Declined | Crashed:
     declined = [reply for reply in by_rank if isinstance(reply, Declined)]
     observed = [reply for reply in by_rank if isinstance(reply, Observed)]
     if failures:
-        likeliest = max(failures, key=lambda failure: failure.blame)  # the lowest rank if equal
+        likeliest = max(failures, key=lambda failure: failure.blame)  # the lowest rank wins ties
         if declined and likeliest.blame in (_Blame.WAITED, _Blame.MISMATCHED):
             return Crashed(f"{declined[0].message}\n(one rank declined, others ran and waited)")
         if observed and likeliest.outcome.verdict is Verdict.REFUSED:
-            return replace(likeliest.outcome, verdict=Verdict.CRASHED)  # others trained the step
+            # other ranks trained the step
+            return replace(likeliest.outcome, verdict=Verdict.CRASHED)
         if likeliest.blame < _Blame.FAILED:
             return _waited(answers, likeliest.blame)
         return likeliest.outcome

@@ -81,7 +81,8 @@ def _load_announced() -> None:
     folders, loading = pickle.loads(base64.b64decode(os.environ[VARIABLE]))
     sys.path += [folder for folder in folders if folder not in sys.path]
     adapter, source, hardware = pickle.loads(loading)
-    # A framework may touch CUDA when imported, and no process forked after that can use it.
+    # A framework may touch CUDA when it is imported. Processes that are forked afterwards cannot
+    # use CUDA.
     if hardware.device is Device.CPU:
         hide_gpus()
         load_once(adapter, source)

@@ -135,7 +135,7 @@ class RemoteWorkers:
     """Rank 0's connections to the other processes, which follow its orders."""
 
     def __init__(self, launch: Launch) -> None:
-        die_with_parent(signal.SIGINT)  # pytest ends the run on it
+        die_with_parent(signal.SIGINT)  # pytest ends the run on SIGINT
         host, key = _own_address(launch), secrets.token_bytes(32)
         self._listener = Listener((host, 0), backlog=launch.world_size, authkey=key)
         port = self._listener.address[1]
@@ -154,7 +154,8 @@ class RemoteWorkers:
         for orders in self._orders.values():
             with suppress(OSError):
                 orders.send(Shutdown(status))
-        # torchrun kills the other processes once this one has failed; they must clean up first.
+        # torchrun kills the remaining processes once this process has failed, so they must clean up
+        # first.
         deadline = time.monotonic() + SECONDS_TO_LEAVE
         staying = set(self._orders.values())
         while staying and (leaving := wait(staying, max(deadline - time.monotonic(), 0))):

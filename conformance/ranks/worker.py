@@ -131,7 +131,7 @@ def _altered(adapter: Adapter, job: Job, rank: Rank) -> Observation:
         return replace(observation, reads_poison=job.poison.column in AlteredBatch.read)
     if job.attached is None and job.objective is not Objective.ROUTER:
         return adapter.observe(job, rank)
-    from adapters.toolkit import probe  # it takes time, and few jobs need it
+    from adapters.toolkit import probe  # a slow import that few jobs need
 
     probe.LEAVES.clear()
     probe.ROUTED.clear()
@@ -209,7 +209,7 @@ def _settle(slot: HostSlot) -> None:
     """Make this process log to its file, yield to other processes, and die with its parent."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)  # child processes of the framework join the group
-    # So the temporary files of killed ranks are removed with the ranks' folder.
+    # Thus the temporary files of killed ranks are removed with the ranks' folder.
     tempfile.tempdir = os.environ["TMPDIR"] = str(slot.log.parent)
     _die_with_the_fork_server()
     with slot.log.open("ab", buffering=0) as log:
@@ -221,7 +221,8 @@ def _settle(slot: HostSlot) -> None:
     faulthandler.enable()
     faulthandler.register(PRINTS_STACKS, file=2)
     torch.set_num_threads(1)
-    # Python shows a warning once in a process, so last words would depend on earlier jobs.
+    # Python shows a warning only once in a process, so the last output of a job would depend on
+    # earlier jobs.
     warnings.showwarning = _ignore
     if sys.platform == "linux":
         if slot.interface is not None:

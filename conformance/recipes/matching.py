@@ -29,7 +29,7 @@ OF_POLICY = (
     *POLICY_LOSSES,
     *CORRECTIONS,
 )
-"""Policy losses, corrected ones too; a recipe has exactly one."""
+"""Policy losses, including corrected ones; a recipe has exactly one of them."""
 
 OF_TERMS = (Objective.ENTROPY, Objective.KL, Objective.ROUTER, *OF_CRITIC)
 """Loss terms besides the policy loss; a recipe may have several."""

@@ -52,7 +52,8 @@ MOST_RANKS = 4
 """Ranks that a recipe is run on unless a user allows more."""
 
 BUDGET = 90.0
-"""Seconds from reading a recipe to the answer; every check is made at least once even so."""
+"""Seconds from reading a recipe to the answer. Every check is made at least once, even if that
+takes longer."""
 
 AGAIN = 0.1
 """The share of the budget that is reserved for repeating checks that were wrong."""

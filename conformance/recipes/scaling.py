@@ -150,7 +150,7 @@ def _rank(cell: MatrixCell) -> tuple[int, int]:
 
 
 def _cases(spec: CheckSpec, layout: Layout) -> Iterable[Case]:
-    """The cases of a check that detect most mistakes, of those that fit a layout."""
+    """The cases of a check that fit a layout and detect most mistakes."""
     by_name = {
         case.name: case for case in ALL_CASES if case.runs_on(layout) and case.name not in UNUSUAL
     }

@@ -35,7 +35,7 @@ DIVIDING = ("div", "floor_divide")
 """Operations that divide by their second operand."""
 
 ON_STORAGE = "aten.set_."
-"""The operation that gives a tensor a storage, such as one sent by another process."""
+"""The operation that gives a tensor a storage, such as a storage sent by another process."""
 
 SHARED = 3
 """The number of innermost frames of a read that are compared with the stack of the user."""
@@ -199,8 +199,9 @@ class Unfolding:
             is_made = not operation.is_given and held.size == 1
             is_near = is_given and is_made and inmost.intersection(users)
             is_looked_at = operation.name == READ or operation.collective is not None or is_near
-            # A distant function on the stack has read many other numbers for other functions, and a
-            # called function reads small numbers for itself.
+            # A distant caller reads many numbers for other functions, so only close callers count.
+            # A called function reads small numbers for itself, so a small number must be read by
+            # its user.
             is_shared = number > COMMON and near.intersection(users[:CLOSE])
             is_used = is_shared or inmost.intersection(users)
             if is_looked_at and held.size <= SMALL and number in held.values and is_used:

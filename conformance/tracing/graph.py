@@ -145,7 +145,7 @@ class Graph:
             return
         painted = [found[one] for one in self.inputs(node) if one in found]
         if operation.collective is not None:
-            # The result may have been recorded before it arrived.
+            # The result may have been recorded before it arrived, so its entries show nothing.
             found.update([(node, any(painted))] if painted else [])
         elif held.nonzero and painted:
             found[node] = any(painted) or operation.backward_pass is not None

@@ -292,7 +292,7 @@ class _Proof:
             placed = counts_placed(run, ran.held, self.trials.weights(run.cell, ran.observations))
             # Counts of parts on one rank may equal those of the step.
             same = {name: each for name, each in of_parts.items() if each in placed.values()}
-            found = {**placed, **same} if placed else of_parts  # marks of a sum are ambiguous
+            found = {**placed, **same} if placed else of_parts  # summed marks have no place
         return {name: replace(one.replacement, entries=each) for name, each in found.items()}
 
     def _note(self, one: Hypothesis, held: Entries, counts: Mapping[str, OfRanks]) -> None:

@@ -78,7 +78,7 @@ class Trace:
         reading = (READ, LISTED) if is_of_reward else (READ,)
         graphs = (Graph(job.traces, size, reading) for size in sizes_given(job.column))
         painted = next((one for one in graphs if one.has_paint), None)
-        if painted is None and is_of_reward:  # advantages that numpy computes
+        if painted is None and is_of_reward:  # numpy computes the advantages, unrecorded
             return made(chain=None, suspects=[], graph=Graph(job.traces))
         if painted is None:
             raise NotTracedError(f"no operation of torch reads {job.column} of the batch")

@@ -197,7 +197,7 @@ class _ToGradient(_Tracer):
         context = self._context(step_index)
         right = self._expected(step_index)[place]
         traced = _farthest(of_tokens[:, place], right)
-        is_part = column is Column.OLD_LOG_PROBS  # advantages add to the loss too
+        is_part = column is Column.OLD_LOG_PROBS  # the loss also has advantages
         return TracedJob(
             job=job,
             token=token,

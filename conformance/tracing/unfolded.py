@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 LARGEST_DENOMINATOR = 100_000
 
 LARGEST_NUMERATOR = 1000
-"""A number is shown as a fraction up to this denominator, if one term is at most the numerator."""
+"""A number is shown as a fraction if its denominator is at most `LARGEST_DENOMINATOR`, and its
+numerator or denominator at most this number."""
 
 DEEPEST = 6
 """The depth to which a divisor is unfolded by default."""

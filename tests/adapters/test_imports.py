@@ -50,7 +50,8 @@ def test_package_already_imported_from_elsewhere_is_noticed(tmp_path: Path) -> N
 
 
 def test_missing_package_is_an_import_error(tmp_path: Path) -> None:
-    with pytest.raises(ImportError, match="no package json in"):  # although it is installed
+    # although Python has a package json
+    with pytest.raises(ImportError, match="no package json in"):
         import_from("json", [tmp_path])
 
 

@@ -42,7 +42,7 @@ job = partial(steps.job, case=CASE, layout=PACKED)
 
 
 def test_ranks_that_share_sequences_generate_apart_and_train_together() -> None:
-    """ms-swift multiplies the configured number of micro-batches by the number of these ranks."""
+    """ms-swift multiplies the number of micro-batches by the number of sequence-parallel ranks."""
     schedule = generating(job(layout=SHARED))
 
     assert (schedule.ranks, schedule.micro_batches, schedule.micro_batch_size) == (2, 1, 4)

@@ -44,7 +44,7 @@ def test_nothing_is_left_and_two_runs_have_the_same_report(
 
 @pytest.mark.processes
 def test_older_version_has_one_mode_and_does_not_count_what_is_dropped(tmp_path: Path) -> None:
-    """The run starts processes of its own, as another source would need them."""
+    """The run is in new processes, since this process may have loaded another version."""
     options = ("--source=pypi:0.10.4", "--checks=weights,rejection", "--layout=dp2-cp1-mb2-bshd")
     cases = ("-k", "odd_groups or rejected_tokens")
     process = command.start(tmp_path, "--adapter=openrlhf", *options, *cases)

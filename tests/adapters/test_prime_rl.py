@@ -57,7 +57,7 @@ def job(
 
 
 def test_default_loss_off_policy_has_its_documented_derivative(pool: RankPool) -> None:
-    """It is -A r + 2 kl_tau log r: probabilities move too little for the trust region to mask."""
+    """Its value is -A r + 2 kl_tau log r: probabilities move too little for the mask to act."""
     given = job(objective=Objective.OFF_POLICY)
     outcome = trained(pool, given)
 

@@ -83,7 +83,7 @@ class TestAReaL:
         assert recipe.longest == 1024
         assert found.policy is Objective.REJECTION_OFF_POLICY
         assert found.estimator is Objective.GROUP_NORMALISED
-        # Advantages are checked before they are whitened, and bounds on both sides.
+        # Checks compare advantages before they are whitened, and losses with bounds on both sides.
         assert found.instead.keys() == {
             "adv_norm.mean_level",
             "adv_norm.std_level",

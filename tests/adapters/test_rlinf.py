@@ -183,7 +183,7 @@ class TestMended:
     def test_a_correction_is_truncated_from_above(
         self, other_release: None, ref: str, is_right: bool
     ) -> None:
-        """Before the fix, it was truncated from below, and the loss's ratio was to the rollouts."""
+        """Before, corrections were truncated from below, and ratios were to the rollout policy."""
         adapter = RlinfFsdpAdapter()
         source = version_of(adapter, ref)
         given = summed("uneven_lengths", "dp1-cp1-mb1-bshd", Objective.TIS_TOKEN)

@@ -70,7 +70,7 @@ def test_samples_are_dealt_by_rolls_balancing(pool: RankPool) -> None:
 
 
 def test_packed_rows_are_a_call_of_the_loss_for_each_sample(megatron: RankPool) -> None:
-    """Logged means of calls are then means over samples."""
+    """If the loss is called for each sample, logged means over calls are means over samples."""
     outcome = trained(megatron, steps.job(MASKED.name, Mode.SAMPLE_MEAN, "dp2-cp1-mb2-thd"))
 
     calls = [{*rank.forward_passes[0].tolist()} - {-1} for rank in outcome.observations]

@@ -242,7 +242,8 @@ def test_options_are_read_as_omegaconf_reads_them(
     monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     typed = [f"trainer.algorithm.max_seq_len={text}", "trainer.epochs=1", f"trainer.logger={text}"]
-    monkeypatch.setattr(OmegaConf, "from_cli", None)  # monkeypatch restores it
+    # so that monkeypatch restores the original later
+    monkeypatch.setattr(OmegaConf, "from_cli", None)
     importing.read_options_once()
 
     for read in (OmegaConf.from_cli(typed), OmegaConf.from_cli(typed)):

@@ -72,7 +72,7 @@ def test_samples_are_rejected_as_a_whole_where_no_token_is_rejected_alone(
 @on_fsdp2
 @pytest.mark.parametrize("divisor", [1.0, 1 / MASKED.steps[0].size, 2.5])
 def test_any_divisor_has_a_mode(pool: RankPool, divisor: float) -> None:
-    """`seq-mean-token-sum` for 1, `token-sum` for one over the number of samples."""
+    """A divisor of 1 is that of `seq-mean-token-sum`; 1 / samples is that of `token-sum`."""
     given = of_constant(divisor)
 
     assert weights_error(pool.run(given), given) <= weight_bound("float32")

@@ -12,7 +12,7 @@ CHECK_SPECS = {"native": NativeAdapter, "skyrl": SkyRLFsdpAdapter}
 
 
 def main() -> None:
-    """Print the rate of each adapter on all its layouts of two ranks, and its ratio."""
+    """Print each adapter's rate on all layouts of two ranks, and its time over the framework's."""
     for name, adapter in CHECK_SPECS.items():
         layouts = [str(layout) for layout in adapter().layouts() if layout.world_size == 2]
         timing = bench_suite.run(

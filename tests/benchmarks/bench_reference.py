@@ -76,7 +76,7 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def memory(call: Callable[[], object]) -> int:
-    """Peak bytes allocated above what was there before."""
+    """The most bytes that a call allocates, beyond those that were allocated before it."""
     tracemalloc.start()
     call()
     peak = tracemalloc.get_traced_memory()[1]

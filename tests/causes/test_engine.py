@@ -258,7 +258,8 @@ BY_TOKENS_OF_MICRO_BATCHES = AuxiliaryAggregation.MICRO_BATCH_TOKEN_MEAN
 BY_ROWS_OF_MICRO_BATCHES = AuxiliaryAggregation.MICRO_BATCH_SAMPLE_MEAN
 
 OF_EQUAL_ROWS = 2 * np.repeat([3 * 2, 3 * 1, 1, 3 * 2 * 4, 3 * 2 * 3], [3, 1, 2, 5, 3])
-"""The denominators of tokens if the ranks' micro-batches are one of 3 rows, and three of 2."""
+"""The denominators of tokens if the first rank's mean is over one micro-batch of 3 rows, and the
+second rank's over three micro-batches of 2 rows each."""
 
 
 @pytest.mark.parametrize(

@@ -454,7 +454,7 @@ LOST, SPLIT = "policy_loss/tokens_lost", "where a prompt group is in several mic
             ],
             (),
         ),
-        # lacking a fact, here context parallelism, is not a condition
+        # the absence of a fact, here of context parallelism, is not a condition
         ([right("weights/token_mean/b/dp1-cp2-mb2-thd", facts=[SPLIT])], ()),
     ],
 )
@@ -751,9 +751,9 @@ def test_what_a_layout_alone_decides_is_known_of_a_step_that_crashed() -> None:
 @pytest.mark.parametrize(
     ("layout", "holds"),
     [
-        ("dp1-cp1-mb1-bshd", True),  # a row for each sample
+        ("dp1-cp1-mb1-bshd", True),  # each sample is a row
         ("dp1-cp1-mb2-thd", False),
-        ("dp2-cp1-mb2-thd", True),  # the first micro-batch: two masked samples
+        ("dp2-cp1-mb2-thd", True),  # the first micro-batch has two masked samples
         ("dp2-cp1-mb2-bshd+masked_truncation", False),
     ],
 )
@@ -771,7 +771,8 @@ def test_row_without_active_tokens_is_a_sample_or_a_micro_batch(layout: str, hol
     [
         ("dp1-cp1-mb1-bshd", False),
         ("dp2-cp1-mb1-bshd", True),
-        ("dp2-cp1-mb2-bshd+masked_truncation", False),  # its other tokens count until they are cut
+        # its other tokens are active until truncated samples are masked
+        ("dp2-cp1-mb2-bshd+masked_truncation", False),
     ],
 )
 def test_ranks_with_less_than_a_token_are_known(layout: str, holds: bool) -> None:

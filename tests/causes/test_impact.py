@@ -23,19 +23,19 @@ def said_of(*said: Said) -> str:
 @pytest.mark.parametrize(
     ("identity", "mistake", "words"),
     [
-        # 8 context-parallel ranks
+        # the production step has 8 context-parallel ranks
         (
             "weights/token_mean/a/dp1-cp2-mb1-thd",
             "multiplied_by_cp",
             f"gradient 8 times too large {SLICED}; {UNSEEN_BY_ADAM}",
         ),
-        # 1 - 453,819 / 453,824
+        # 5 empty samples count as tokens: 1 - 453,819 / 453,824
         (
             "weights/token_mean/a/dp1-cp1-mb1-thd",
             "empty_samples_counted",
             f"gradient 0.0011 % too small {CUT}; {UNSEEN_BY_ADAM}",
         ),
-        # 512 samples
+        # the production step has 512 samples
         (
             "weights/constant/a/dp1-cp1-mb1-thd",
             "samples_not_averaged",
@@ -66,7 +66,7 @@ def test_the_impact_is_what_a_mistake_does_to_a_production_step(
 
 
 def test_what_is_measured_on_the_production_step_comes_before_any_prediction() -> None:
-    numbers = [(0.94, 0.9563), (1.04, 1.0)]  # the cosine of 17°
+    numbers = [(0.94, 0.9563), (1.04, 1.0)]  # 0.9563 is the cosine of 17°
     measured = [
         (finding.model_copy(update={"scale": scale, "cosine": cosine}), clues)
         for mode, (scale, cosine) in zip(("token_mean", "sample_mean"), numbers, strict=True)

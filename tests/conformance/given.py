@@ -63,7 +63,7 @@ SLICED = passes(
     [(slice(6, 9), 0), (slice(11, 12), 1)],
     [(slice(9, 11), 0), (slice(12, 14), 1)],
 )
-"""The same micro-batches, each cut over two context-parallel ranks."""
+"""The micro-batches of `BY_SAMPLE`, each cut over two context-parallel ranks."""
 
 SCATTERED = passes(
     [(slice(3), 0), (slice(4, 6), 0), (slice(3, 4), 1)], [(slice(6, 11), 0), (slice(11, 14), 1)]
@@ -144,4 +144,5 @@ FILLED_UP = passes([(slice(6), 0)], [(slice(6, 11), 0), (slice(11, 14), 1)])
 """Two ranks: the first has samples 0 to 2 in one micro-batch; the second has 3, then 4."""
 
 ROWS = np.array([[3, 0, 0], [2, 1, 1]], np.int32)
-"""The rows of each pass of `FILLED_UP`, and two copies: beside sample 3, and in a third pass."""
+"""The rows of each pass of `FILLED_UP`. The second rank has two copies of samples: one beside
+sample 3, and one alone in a third pass."""

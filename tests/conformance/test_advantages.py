@@ -72,7 +72,8 @@ PLACEMENT = BatchPlacement(
 
 SKIPS_TOKENS = EstimatorConventions(transitions=TokenSet.ACTIVE, rewarded=TokenSet.RESPONSE)
 SKIPPING = Conventions(of_returns=SKIPS_TOKENS, of_values=SKIPS_TOKENS)
-"""The conventions by which returns skip masked tokens, although a reward may be at one."""
+"""The conventions by which returns skip masked tokens, although a masked token may have the reward.
+"""
 
 
 def estimate(
@@ -139,7 +140,7 @@ WRONG = [
 def test_every_wrong_advantage_is_named_if_it_can_be_seen(
     objective: Objective, name: str, advantages: np.ndarray
 ) -> None:
-    """Some change no active token's advantage, such as divergences of masked tokens in a sum."""
+    """Some mistakes change no active token's advantage, such as masked tokens' divergences."""
     active = np.concatenate([step.mask for step in STEPS])
     right, judgement = estimate(objective), judged(objective, advantages)
 
@@ -170,9 +171,10 @@ def test_every_mistake_is_seen_somewhere_and_has_its_statement() -> None:
 @pytest.mark.parametrize(
     ("of_second", "together"),
     [
-        # The second sample's last token has 2 - 0, the one before it 3/4 · 0 - 1 + 3/8 · 2.
+        # The second sample's last token has the advantage 2 - 0, the token before it 3/4 · 0 - 1 +
+        # 3/8 · 2.
         ([-0.25, 2.0], ()),
-        # With padding behind it, of 0 - 2, the last token has 2 + 3/4 · 2 - 0 + 3/8 · -2.
+        # A padding token behind it has 0 - 2, so the last token has 2 + 3/4 · 2 - 0 + 3/8 · -2.
         ([0.03125, 2.75], ("padding_bootstrapped",)),
     ],
 )
@@ -483,7 +485,7 @@ def test_no_irregular_rollouts_hide_a_mistake_by_rounding(
     for case in IRREGULAR[objective]:
         of_case = estimate(objective, steps=case.steps)
         sizes = np.abs(of_case.advantages)
-        if case.name == "groups_of_one":  # all are 0
+        if case.name == "groups_of_one":  # all advantages are 0
             continue
         bound = ratio_bound("float32", len(sizes)) * (sizes + of_case.rounding)
         typical = np.median(bound) / np.median(sizes[sizes > 0])

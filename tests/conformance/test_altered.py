@@ -59,7 +59,7 @@ def test_every_poison_is_in_the_batch_of_its_case(spec: CheckSpec) -> None:
     batch, plain = ProbedBatch.of(job), ProbedBatch.of(replace(job, poison=None))
     column = spec.law.poison.column
     tables = [
-        token_table(one, getattr(one, column)).double().numpy()  # also tokens of prompts
+        token_table(one, getattr(one, column)).double().numpy()  # tokens of prompts included
         for one in (batch, plain)
     ]
     differs = ~np.isclose(*tables, equal_nan=True)

@@ -55,7 +55,7 @@ def path(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("lines", "statements"),
     [
-        ([1, 2, 4], []),  # run on import
+        ([1, 2, 4], []),  # statements that run on import
         ([8], [(8, 8)]),
         ([9, 10, 13], []),  # docstring and comments
         ([12], [(12, 12)]),

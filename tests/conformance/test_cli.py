@@ -133,7 +133,7 @@ def test_what_cannot_be_done_is_refused_with_the_way_out(
 ) -> None:
     try:
         status: object = cli.main(given.replace("ROOT", str(command.ROOT)).split())
-    except SystemExit as end:  # argparse's own
+    except SystemExit as end:  # argparse exits by itself
         status = end.code
 
     assert status == cli.USAGE_ERROR

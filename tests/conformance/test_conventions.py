@@ -130,7 +130,7 @@ def test_advice_on_a_mean_of_means_has_both_numbers(declared: Mapping[str, Conve
 def test_a_right_number_that_is_judged_without_an_explanation_conforms(
     declared: Mapping[str, Convention],
 ) -> None:
-    """Trials of edits are judged so, thousands at a time."""
+    """Trials of edits are judged without explanations, thousands at a time."""
     weights = OF_MICRO_BATCHES if declared else OF_THE_STEP
 
     assert logged(declared, weights, explains=False).verdict is Verdict.CONFORMS

@@ -54,10 +54,12 @@ def case(step: Path) -> Case:
 @pytest.mark.parametrize(
     ("before", "after", "scale", "cosine"),
     [
-        # Samples of 4, 12 and 7 active tokens weigh 1/16, 1/48 and 1/28 a token, or 1/23 each.
+        # Of the four samples, three have 4, 12 and 7 active tokens. Their tokens weigh 1/16, 1/48
+        # and 1/28 in seq-mean-token-mean, and 1/23 in token-mean.
         ("verl:token-mean", "verl:seq-mean-token-mean", 3 / 4, 0.75 / math.sqrt(23 * 5 / 168)),
         ("verl:seq-mean-token-mean", "verl:token-mean", 126 / 115, 0.75 / math.sqrt(23 * 5 / 168)),
-        # SkyRL counts sample 2 before rejection, so 25 tokens; prompts weigh 1/32 and 1/18.
+        # SkyRL counts tokens before rejection, so 25 tokens in all, and 16 and 9 by prompt. In
+        # prompt_mean, tokens weigh 1/32 and 1/18.
         ("verl:token-mean", "skyrl:token_mean", 23 / 25, 1),
         ("verl:token-mean", "skyrl:prompt_mean", 8 / 9, 8 / 9 / math.sqrt(23 * 193 / 5184)),
         (
@@ -68,7 +70,8 @@ def case(step: Path) -> Case:
         ),
         ("verl:seq-mean-token-sum-norm", "verl:seq-mean-token-sum", 100, 1),
         ("verl:token-mean", "verl:seq-mean-token-sum-norm", 23 / 400, 1),
-        # slime's main branch counts three rollouts, the first of 16 tokens: 1/48 and 1/27.
+        # slime's main branch counts three rollouts. Tokens of the first, which has 16, weigh 1/48;
+        # tokens of the second, which had 9 before rejection, weigh 1/27.
         (
             "slime:sample_mean",
             "skyrl:sequence_mean",
@@ -111,7 +114,7 @@ def test_command_prints_both_reductions_and_what_they_differ_in(
     assert lines[0].split()[:2] == ["from", "verl:token-mean"]
     assert lines[1].split()[:2] == ["to", "slime:sample_mean"]
     assert "N counts: sample, then rollout" in lines
-    # 16/48 + 7/27 = 16/27; the norm is that of 4, 12 and 7 tokens of 1/48, 1/48 and 1/27
+    # The scale is 16/48 + 7/27 = 16/27: 16 tokens weigh 1/48 each, and 7 weigh 1/27.
     row = "1 4 23 \N{MULTIPLICATION SIGN} 0.592593 \N{MULTIPLICATION SIGN} 0.616906 0.960589"
     assert row.split() in [line.split() for line in lines]
 

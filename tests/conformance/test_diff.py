@@ -272,7 +272,7 @@ def test_a_subject_that_one_side_alone_looked_at_is_kept_apart() -> None:
 
 
 def test_parts_are_those_of_a_check() -> None:
-    """A layout on which only another check ran is not one on which this check was to run."""
+    """If only another check ran on a layout, this check was not meant to run on the layout."""
     both = [found(), found(check=Check.METRIC), found(check=Check.METRIC, layout=Layout(dp=2))]
     there = difference(report(*both, found(layout=Layout(dp=2))), report(*both))
 

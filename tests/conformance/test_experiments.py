@@ -108,7 +108,7 @@ def test_findings_are_made_while_the_ranks_still_run() -> None:
 
 
 def test_advice_is_tested_after_all_other_causes() -> None:
-    """The wrong gradient has no condition to test; that of the advice is how a step is cut."""
+    """The wrong gradient has no condition to test; the advice's condition is how a step is cut."""
     split = "where a prompt group is in several micro-batches"
     name = "weights/sample_mean/split_groups/dp1-cp1-mb2-thd"
     advice, clues = wrong(name, MISTAKE, facts=[split])

@@ -64,7 +64,7 @@ def test_right_weights_are_right() -> None:
 
 
 BEFORE = np.roll(RIGHT.expected_gradient, 1) / RIGHT.dloss_dlogprob
-"""Weights whose gradient is that of the token before."""
+"""Weights that give each token the gradient of the token before it."""
 
 NOISE = 1 + np.random.default_rng(0).random(len(RIGHT.expected))
 

@@ -259,7 +259,7 @@ def test_gradient_of_own_advantages_is_worked_out_with_the_advantage_of_each_tok
     advantage = (math.sqrt(0.5) - mean) / math.sqrt(0.5 - mean**2)
     assert "weight times -A, where A is its advantage: the sample's reward minus" in markdown
     assert f"| 0 | 1 | 1 | {advantage:.6g} |" in markdown
-    # SkyRL's mean is over 16 rows of 15 positions.
+    # SkyRL's mean counts all positions of 16 padded rows of 15 positions.
     padded = -4 * math.sqrt(0.5) / 240
     variance = 0.5 - 2 * mean * padded + padded**2
     observed = -(math.sqrt(0.5) - padded) / math.sqrt(variance) / 8

@@ -37,7 +37,8 @@ SUM_PER_TOKEN = PendingReduction.SUM_PER_TOKEN
 SUM_PER_COUNTED_TOKEN = PendingReduction.SUM_PER_COUNTED_TOKEN
 
 ONE_OF_FIVE = Given(steps=(step_of([1], [0], [0], [0], [0], groups=range(5)),))
-"""One active token among five samples: with clamped counts, M is 5, which is also N."""
+"""One active token among five samples. If each sample counts at least one token, the step has as
+many tokens as samples."""
 
 OWN = Given(steps=(STEP,))
 
@@ -123,7 +124,7 @@ def test_explanation_names_at_most_three_alternatives_the_likeliest() -> None:
 def test_size_of_the_layout_is_named_after_another_count_only_for_a_single_active_token(
     masks: list[list[int]], dp: int, name: str
 ) -> None:
-    """With clamped counts, 5 tokens are counted instead of 1, and 4 instead of 2."""
+    """If each sample counts at least 1 token, 5 tokens are counted instead of 1, and 4 for 2."""
     step = step_of(*masks, groups=range(len(masks)))
     given = Given(steps=(step,), layout=Layout(dp=dp))
     diagnosis = given.diagnosis(given.weights / dp)

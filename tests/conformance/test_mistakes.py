@@ -73,7 +73,8 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
 @pytest.mark.parametrize(
     ("given", "name", "expected"),
     [
-        # N = 5, P = 3, M = 10; M_i = 2, 1, 0, 4, 3; M_g = 3, 4, 3; lengths 3, 1, 2, 5, 3
+        # Five samples have 2, 1, 0, 4 and 3 active tokens, 10 in all; three prompts have 3, 4 and
+        # 3. Responses have 3, 1, 2, 5 and 3 tokens.
         (SAMPLE, "multiplied_by_prompts", [of_samples(10 / 3, 5 / 3, 20 / 3, 5)]),
         (SAMPLE, "divided_by_samples", [of_samples(50, 25, 100, 75)]),
         (SAMPLE, "divided_by_micro_batch_samples", [of_samples(20, 10, 20, 15)]),
@@ -82,7 +83,8 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         (SAMPLE, "masked_tokens_counted", [of_samples(15, 5, 25, 15)]),
         (SAMPLE, "prompt_tokens_counted", [of_samples(20, 15, 40, 20)]),
         (TOKEN, "empty_samples_counted", [[11.0] * 10]),
-        # The third sample is a micro-batch of its own; with three, each rank's last is padding.
+        # The third sample is a micro-batch of its own. If ranks have three micro-batches each, the
+        # last one is padding.
         (TOKEN, "empty_micro_batches_counted", [[11.0] * 10]),
         (
             replace(TOKEN, layout=Layout(dp=2, micro_batches=3)),
@@ -117,10 +119,10 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
             "padding_counted",
             [
                 [25.0] * 10,  # the longest response of the step has 5 tokens
-                of_samples(15, 15, 25, 25),  # the longest of the ranks 3 and 5
-                of_samples(15, 15, 25, 15),  # the longest of micro-batches 3, 2, 5 and 3
-                of_samples(25, 25, 25, 15),  # the longest of both ranks' first, or second, ones
-                [40.0] * 10,  # the longest sequence has 8
+                of_samples(15, 15, 25, 25),  # the longest responses of the ranks have 3 and 5
+                of_samples(15, 15, 25, 15),  # the longest of micro-batches have 3, 2, 5 and 3
+                of_samples(25, 25, 25, 15),  # longest in first micro-batches: 5, in second ones: 3
+                [40.0] * 10,  # the longest sequence of the step has 8 tokens
                 of_samples(20, 20, 40, 40),
                 of_samples(20, 20, 40, 20),
                 of_samples(40, 40, 40, 20),
@@ -157,13 +159,13 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
             CONSTANT,
             "padded_width_as_divisor",
             [
-                of_samples(15, 15, 25, 15),  # the longest responses of micro-batches, of 5 samples
+                of_samples(15, 15, 25, 15),  # 5 samples times micro-batches' longest responses
                 of_samples(3, 3, 5, 3),
-                of_samples(20, 20, 40, 20),  # their longest sequences
+                of_samples(20, 20, 40, 20),  # 5 samples times micro-batches' longest sequences
                 of_samples(4, 4, 8, 4),
-                of_samples(15, 15, 35, 15),  # the longest sequences, less one token
+                of_samples(15, 15, 35, 15),  # 5 samples times longest sequences less one token
                 of_samples(3, 3, 7, 3),
-                of_samples(25, 25, 25, 15),  # the longest of both ranks' first, or second, ones
+                of_samples(25, 25, 25, 15),  # 5 samples times 5 (first micro-batches) or 3 (second)
                 of_samples(5, 5, 5, 3),
                 of_samples(40, 40, 40, 20),
                 of_samples(8, 8, 8, 4),
@@ -175,12 +177,13 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
             TOKEN,
             "padded_width_as_divisor",
             [
-                of_samples(24, 24, 20, 12),  # 4 micro-batches, of 2 rows of 3, a row of 5, one of 3
+                of_samples(24, 24, 20, 12),  # 4 micro-batches: 2 rows of 3, 1 row of 5, 1 row of 3
                 of_samples(32, 32, 32, 16),
                 of_samples(24, 24, 28, 12),
             ],
         ),
-        # Samples had 3, 1, 1, 4, 3 and 0 tokens before rejection took one of the first and third.
+        # Before rejection, samples had 3, 1, 1, 4, 3 and 0 tokens. The first and the third lost one
+        # each.
         (BEFORE_TOKEN, "rejection_left_out", [[12.0] * 12]),
         (BEFORE_SAMPLE, "rejection_left_out", [[18.0] * 3 + [6.0] * 2 + [24.0] * 4 + [18.0] * 3]),
         # One rank has 3 samples, 2 prompts and 3 tokens; the other 2 samples, 2 prompts, 7 tokens.
@@ -405,9 +408,10 @@ def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
 @pytest.mark.parametrize(
     ("how", "weight", "expected"),
     [
-        # The second rank has three micro-batches, with a copy beside sample 3 and one alone. The
-        # first has one, or also two of padding; or all micro-batches of a rank have equally many
-        # rows: three, or two.
+        # The second rank has three micro-batches: one with a copy beside sample 3, one with sample
+        # 4, and one with only a copy. The first rank's mean is over its one micro-batch, or over
+        # three, two of which are padding. Or a rank's micro-batches all count as many rows as its
+        # largest: three, or two.
         (SAMPLES, EQUAL, [(12, 6, 48, 18), (36, 18, 48, 18), (12, 6, 48, 36)]),
         (TOKENS, EQUAL, [(6, 6, 24, 18), (18, 18, 24, 18)]),
         (SAMPLES, BY_ROWS, [(12, 6, 32, 24), (36, 18, 32, 24), (12, 6, 32, 48)]),
@@ -546,7 +550,7 @@ def of_moved_losses(observed: list[float], given: Given = TOKEN) -> Measurement:
             [-0.2, 0, 0, 0, 0, 0, -0.2, -0.05, -0.2, 0, 0, -0.05, -0.2, 0],
             "1 position earlier in the row",
         ),
-        # The token two positions behind it has the same derivative.
+        # Losses move to the token two positions later, which has the same derivative.
         ([0, 0, 0.1, 0, 0, 0, 0, 0, 0.1, 0.1, 0.1, 0, 0, 0.1], "2 positions later in the row"),
         # Only the losses of the fourth sample are moved.
         (

@@ -139,7 +139,8 @@ def test_every_wrong_derivative_is_named(
     assert set().union(*first) <= {f"policy_loss/{name}" for name in alike}
     inferred = {f"policy_loss/{each}" for each in READ_OFF}  # clipped tokens may look like these
     allowed = inferred | {f"policy_loss/{name}" for name in alike}
-    single = [parts[0] for parts in others if len(parts) == 1]  # two may combine to one factor
+    # two mistakes may combine to one factor
+    single = [parts[0] for parts in others if len(parts) == 1]
     assert allowed.issuperset(each for part in single for each in part)
 
 

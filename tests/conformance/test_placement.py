@@ -16,14 +16,15 @@ NONE = -1
 
 PASSES = np.array(
     [
-        # samples: a a a a  b b  c c  d d
+        # the samples of the tokens: a a a a b b c c d d
         [4, NONE, 4, NONE, 6, NONE, NONE, NONE, NONE, NONE],
         [NONE, 4, NONE, 4, NONE, NONE, NONE, NONE, NONE, NONE],
         [NONE, NONE, NONE, NONE, NONE, NONE, 0, NONE, NONE, 3],
         [NONE, NONE, NONE, NONE, NONE, NONE, NONE, 0, 1, NONE],
     ]
 )
-"""The passes of dp = 2, cp = 2; those missing on the first two ranks were of other steps."""
+"""The forward pass of each token with dp = 2 and cp = 2. The passes missing on the first two ranks
+belong to other steps."""
 
 
 def test_tokens_are_where_a_rank_held_them() -> None:

@@ -43,7 +43,7 @@ def pairs(cells: Iterable[object]) -> set[tuple[object, ...]]:
             ("micro-batches", layout.micro_batches),
             ("format", layout.format),
         ]
-        if cell.case.layouts:  # of production size
+        if cell.case.layouts:  # a case of production size
             properties, together = [("case", cell.case.name)], 1
         else:
             together = 1 if cell.spec.objective in WITHOUT_PAIRS else 2

@@ -110,7 +110,7 @@ CASES = ("-k", "one_token or no_active_token or two_steps or uneven_lengths")
 def test_run_names_what_a_right_trainer_does_to_gradients_and_accuses_nothing(
     tmp_path: Path, trainer: str, name: str, says: str, shown: int
 ) -> None:
-    """``shown`` findings show it; in the others, gradients are too small, zero or not skipped."""
+    """``shown`` findings are advice; in others gradients are too small, zero or not skipped."""
     result = command.run(tmp_path, write(tmp_path, trainer), *FEW, *CASES)
     report = command.load(tmp_path / "reports" / "latest" / "tinyrl.json")
     verdicts = Counter(finding.verdict for finding in report.findings)

@@ -109,7 +109,7 @@ def test_the_lines_that_differ_are_those_of_python_files_of_the_package(reposito
 def test_the_lines_that_differ_are_found_wherever_the_files_are(
     tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If they were not found, no job would be known to run them."""
+    """If the changed lines were not found, no job would be known to run them."""
     folder = checkout(tmp_path / place / "slime")
     WITHOUT_CP.apply(folder / "slime")
     monkeypatch.setattr(platformdirs, "user_cache_path", lambda _: tmp_path / place / "cache")

@@ -50,7 +50,7 @@ class Phase(NamedTuple):
     has_findings: bool
     seconds: float = 60.0
     calls: int = 0
-    """The number of calls of the function before the one to wait in."""
+    """The number of calls of the function before the call in which to wait."""
 
 
 PHASES = {

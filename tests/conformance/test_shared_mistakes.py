@@ -16,8 +16,8 @@ from tests.conformance.given import Given, passes
 SCATTERED = passes(
     [(slice(3), 0), (slice(4, 6), 0)], [(slice(3, 4), 1)], [(slice(6, 11), 0)], [(slice(11, 14), 1)]
 )
-"""Two data-parallel ranks of two slices, which hold whole samples: samples 0 and 2, then sample 1;
-samples 3, then 4."""
+"""Two data-parallel ranks of two slices. Each slice holds whole samples: 0 and 2, then 1, on the
+first rank; 3, then 4, on the second."""
 
 CONTEXT = Given(
     mode=Mode.TOKEN_MEAN,

@@ -282,7 +282,7 @@ ENTROPY = BY_NAME["entropy_per_sample"]
 
 
 def with_entropy(how: AuxiliaryAggregation) -> str:
-    """The explanation for a policy loss of `token_mean` with an entropy term reduced like this."""
+    """The explanation for a policy loss of `token_mean` with an entropy term reduced as ``how``."""
     job = job_of(ENTROPY, Mode.TOKEN_MEAN)
     [step] = job.steps
     dloss_dlogprob = ProbedBatch(job.steps).dloss_dlogprob

@@ -79,7 +79,7 @@ def trials(
     pool: RankPool,
     choice: Callable[[Sequence[MatrixCell]], Sequence[MatrixCell]] = all_cells,
 ) -> Iterator[Trial]:
-    """The trials of a mutant in the cells that ``choice`` takes of its own, by default in all."""
+    """The trials of a mutant in those of its cells that ``choice`` selects, by default in all."""
     if issubclass(mutant, StartupMutant):
         return _startup_trials(mutant, pool)
     if issubclass(mutant, LogMutant):

@@ -21,7 +21,8 @@ class OffPolicy(Mutant, check="off_policy"):
         if self.objective is not self.spec.objective:
             return right
         wrong = self.wrong(log_probs, packed)
-        # Where a token is traced, two ways to the loss would hide each other.
+        # While a token is traced, its value may reach the loss in one way only; a second one would
+        # hide the first.
         return wrong if PAINTED.get() else trained_only(right, wrong)
 
     def wrong(self, log_probs: torch.Tensor, packed: Packed) -> torch.Tensor:

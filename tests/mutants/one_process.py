@@ -9,7 +9,7 @@ from conformance.findings.verdict import Check
 from conformance.ranks.pool import Ran
 from tests.mutants.mutant import Mutant, MutantAdapter, MutantJob
 
-torch.set_num_threads(1)  # as ranks do
+torch.set_num_threads(1)  # ranks use one thread as well
 
 CHECKS = (Check.WEIGHTS, Check.REJECTION, Check.AUXILIARY)
 

@@ -131,7 +131,7 @@ class SharesRoundedDown(Mutant, diagnosis="cp_shares_rounded_down"):
 class FirstOfSlicesLeftOut(
     Mutant,
     diagnosis="first_of_slices_left_out",
-    # All tokens of these cases may be lost.
+    # These cases may lose all of their tokens, so they are left out.
     corpus=tuple(case for case in EVERYDAY if case.name not in ("one_token", "worked_example")),
 ):
     """Rows are sliced before targets are shifted: no rank has the first token of its slices."""

@@ -60,7 +60,8 @@ TRAINED = EstimatorConventions(transitions=TokenSet.ACTIVE)
             EstimatorConventions(penalties=Penalties.LATER_TOKENS),
             [-1.5, -1.25, -1.25, 0.75, 0.75, 0],
         ),
-        # G = ρ + G'/2: 3/4; 0 + 3/8; -1/4 + 3/16. Then 11/4; 0 + 11/8.
+        # From each sample's last token back, G = ρ + G'/2: 3/4; 0 + 3/8; -1/4 + 3/16. Then 11/4; 0
+        # + 11/8.
         (
             advantages.discounted_returns,
             EstimatorConventions(),
@@ -70,7 +71,8 @@ TRAINED = EstimatorConventions(transitions=TokenSet.ACTIVE)
         (advantages.discounted_returns, TRAINED, [0.125, 0, 0.75, 1.375, 2.75, 5]),
         # If the masked token is penalised, too: -1/2 + 3/8 = -1/8; -1/4 - 1/16.
         (advantages.discounted_returns, ALL_TOKENS, [-0.3125, -0.125, 0.75, 1.375, 2.75, 5]),
-        # δ: 3/4 - 3; 0 + 3/2 - 2; -1/4 + 1 - 1. A = δ + A'/4. Then 11/4 - 1; 1/2 - 1. Then 5 - 2.
+        # From each sample's last token back, A = δ + A'/4. δ is 3/4 - 3, 0 + 3/2 - 2 and -1/4 + 1 -
+        # 1; then 11/4 - 1 and 1/2 - 1; then 5 - 2.
         (advantages.gae, EstimatorConventions(), [-0.515625, -1.0625, -2.25, -0.0625, 1.75, 3]),
         # The first sample without its masked token: δ are 3/4 - 3 and -1/4 + 3/2 - 1.
         (advantages.gae, TRAINED, [-0.3125, 0, -2.25, -0.0625, 1.75, 3]),
@@ -116,10 +118,11 @@ def test_reward_is_at_the_last_token_of_the_set() -> None:
 @pytest.mark.parametrize(
     ("conventions", "mean", "variance"),
     [
-        # The numbers are 1, 3, 1, 1 and 2, with deviations of -0.6, 1.4, -0.6, -0.6 and 0.4.
+        # The active tokens' numbers are 1, 3, 1, 1 and 2, with deviations of -0.6, 1.4, -0.6, -0.6
+        # and 0.4.
         (EstimatorConventions(), 1.6, 3.2 / 4),
         (EstimatorConventions(lost_degrees_of_freedom=0), 1.6, 3.2 / 5),
-        # The numbers are 1, 2, 3, 1, 1 and 2.
+        # With the masked token, the numbers are 1, 2, 3, 1, 1 and 2.
         (ALL_TOKENS, 10 / 6, (3 * (4 / 6) ** 2 + 2 * (2 / 6) ** 2 + (8 / 6) ** 2) / 5),
     ],
 )
@@ -150,8 +153,8 @@ IRREGULAR = Rollouts(
     values=np.zeros(8),
     divergences=np.zeros(8),
 )
-"""A prompt of five samples, three of which are one rollout and the last of which is rejected, and
-two prompts of one sample."""
+"""A prompt of five samples, and two prompts of one sample. Of the five samples, three are one
+rollout, and the last is rejected."""
 
 FIRST = np.array([0, 1, 2, 4, 5, 6, 7])
 """The first token of each sample."""

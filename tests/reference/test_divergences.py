@@ -15,7 +15,7 @@ K1, K1_BY_RATIO, K3, K3_BY_RATIO = DivergenceEstimator
     ("estimator", "value", "derivative"),
     [
         (K1, math.log(2), 1.0),
-        # 1/2 + log 2 - 1, and 1 - 1/2
+        # k3 is 1/2 + log 2 - 1, and its derivative is 1 - 1/2
         (K3, math.log(2) - 0.5, 0.5),
         (K3_BY_RATIO, math.log(2) - 0.5, math.log(2)),
         (K1_BY_RATIO, math.log(2), math.log(2)),

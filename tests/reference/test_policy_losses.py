@@ -154,7 +154,7 @@ def test_covariances_between_the_bounds_are_clipped() -> None:
 
 
 def test_a_fraction_of_the_largest_covariances_is_penalised_in_every_batch() -> None:
-    """A quarter of eight tokens is two; of two tokens it is one, whose covariances are equal."""
+    """A quarter of eight tokens is two tokens; of two with equal covariances, it is one."""
     given = tokens(*[0.5] * 10, advantages=[1.0, -1.0] * 5)
     log_probs = np.array([-1.0, -1.5, -2.0, -2.5, -3.0, -3.5, -4.0, -4.5, -1.0, -2.0])
     given = replace(given, log_probs=log_probs, batch=np.array([0] * 8 + [1] * 2))

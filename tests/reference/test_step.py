@@ -49,7 +49,7 @@ WHOLE: dict[str, np.ndarray] = {
     "groups": ONE,
     "rollouts": ONE,
 }
-"""A step of one token; each refusal changes one field."""
+"""A step of one token; each step that is refused differs from it in one field."""
 
 NO_TOKEN = "but a prompt and a response have at least one token"
 LEFT_OUT = "leave the sample out or mask its only token"

@@ -15,7 +15,7 @@ BOUND = Fraction(3, 8)
 
 
 def derivative(value: Fraction, old: Fraction, target: Fraction, bound: Fraction) -> Fraction:
-    """By definition, the derivative of the larger error; of equal ones, that of the value."""
+    """The derivative of the larger error, by definition; of the value's error if both are equal."""
     bounded = old + max(-bound, min(value - old, bound))
     moved_too_far = bounded != value
     is_of_bounded = moved_too_far and (bounded - target) ** 2 > (value - target) ** 2

@@ -399,13 +399,13 @@ def scaled(
     log = counted(args, logged, tokens, share)
     if args.calculate_per_token_loss:
         return loss * grid.cp.size, num_tokens, log
-    # Megatron divides by the micro-batches and averages over all ranks.
+    # Megatron divides by the number of micro-batches, and averages over all ranks.
     scale = grid.dp.size * grid.cp.size * num_microbatches / rollouts
     return loss * scale, torch.tensor(1), log
 
 
 def counted(args: Namespace, logged: Data, tokens: Any, share: Any) -> Data:
-    """The values to log, each with the micro-batch's part of the step's divisor of it."""
+    """The values to log, each with this micro-batch's part of the step's divisor of the value."""
     return {
         name: torch.stack([value.detach(), torch.as_tensor(count).to(value)])
         for name, value in logged.items()
@@ -419,7 +419,7 @@ def is_per_token(args: Namespace, name: str) -> bool:
 
 
 def log_of(entries: Sequence[Data]) -> dict[str, float]:
-    """The log of micro-batches' entries: sums of values over one shared count, or over one each."""
+    """The log of micro-batches' entries: sums of values over one count, or each over its own."""
     first, form = entries[0]["keys"], entries[0].keys()
     size = len(first) + ("normalizers" not in form)
     for entry in entries:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Reduction(Enum):
-    """A way to reduce the numbers of ranks to one."""
+    """A way to reduce the ranks' numbers to one number."""
 
     MEAN = "mean"
     SUM = "sum"

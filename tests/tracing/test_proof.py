@@ -169,7 +169,7 @@ def test_the_line_is_proven_with_which_all_findings_conform(
 def test_a_wrong_advantage_that_no_edit_mends_is_not_proven(
     jobs_of_rewards: SharedJobs, way: str
 ) -> None:
-    """The first line is the one that is wrong; of a wrong group, the one that chose it."""
+    """The first line is the wrong one; if a group is wrong, it is the line that chose the group."""
     objective = {"merged": Objective.GROUP_CENTRED, "of_a_rank": Objective.GROUP_WHITENED}[way]
     [(line, _), *_] = of_lines = told(wrong(way, jobs_of_rewards, objective), jobs_of_rewards, FEW)
 
@@ -464,7 +464,7 @@ def test_a_finding_conforms_only_with_the_tokens_that_it_had(jobs: SharedJobs) -
 def test_an_edit_that_loops_without_end_is_stopped_early(
     jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise it would take the time limit of ordinary jobs, and other edits would lack it."""
+    """Otherwise it would take an ordinary job's time limit, which other edits would then lack."""
     [cell, *_] = cells("reduced", Objective.POLICY)
     trials, file = Prover(jobs).trials, str(toys.__file__)
     endless = Edit(file, span_of(function_in(file, "losses").body[-1]), "while True: pass")

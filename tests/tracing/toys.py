@@ -239,7 +239,7 @@ class ToyTrainer(Trainer):
         dist.all_reduce(self.gradient)
 
     def rounded(self, rows: Rows) -> None:
-        self.looks_at_two()  # reads another 2 than the one that divides
+        self.looks_at_two()  # reads a 2 that is not the divisor
         half = rows["mask"].sum() // 2
         dist.all_reduce(half)
         (self.losses(rows).sum() / (half * 2)).backward()

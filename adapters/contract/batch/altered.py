@@ -30,8 +30,8 @@ PAINT = 4096.0
 """The advantage or entropy of a painted token; no other number of a step equals it."""
 
 SHADE = 2.578125
-"""A painted token's value in the other columns, within all clipping bounds of ratios, rewards and
-values."""
+"""A painted token's value in columns other than advantages and entropies, within all clipping
+bounds of ratios, rewards and values."""
 
 SELECTED = 8192.0
 """The factor on a painted token's gradient when the gradients of all other tokens are set to 0."""
@@ -45,7 +45,10 @@ def painted_value(column: Column) -> float:
 
 
 def sizes_given(column: Column) -> tuple[float, ...]:
-    """The values that a painted token may have; adapters of halved critic losses double returns."""
+    """The values that a painted token may have.
+
+    Adapters of frameworks that train half of a critic's loss double returns, so a return has two.
+    """
     size = painted_value(column)
     return (size, 2 * size) if column is Column.RETURNS else (size,)
 
@@ -85,7 +88,7 @@ class Surrounded(list["Values"]):
 
 
 def elsewhere(values: Sequence[Values], ids: int, fill: float) -> Values:
-    """The values at prompt and padding ids: poison of `Surrounded` values, or ``fill``: [ids]."""
+    """The values at prompt and padding ids: `Surrounded.poison` if given, else ``fill``: [ids]."""
     if isinstance(values, Surrounded):
         return np.resize(values.poison, ids)
     return np.full(ids, fill)

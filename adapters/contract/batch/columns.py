@@ -214,7 +214,7 @@ class Columns(Sequences):
         alone = {
             Objective.ENTROPY: -objective.ENTROPY_COEFFICIENT,
             Objective.SFT: -1.0,
-            # The observed derivatives are the framework's own advantages.
+            # The framework's own advantages are observed, so only the sign is divided out.
             **dict.fromkeys(objective.FROM_REWARDS, -1.0),
         }
         if self.objective in alone:
@@ -282,7 +282,7 @@ class Columns(Sequences):
 
     @cached_property
     def rewards(self) -> Values:
-        """The reward of each sample: as its step gives it, or else the same within a rollout."""
+        """The reward of each sample: as its step gives it, or else equal within a rollout."""
         of_rollouts = token_values.REWARDS[self.trajectories % len(token_values.REWARDS)]
         ends = np.cumsum([step.size for step in self.steps])[:-1]
         pairs = zip(self.steps, np.split(of_rollouts, ends), strict=True)

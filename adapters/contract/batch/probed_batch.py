@@ -44,7 +44,7 @@ class ProbedBatch(Columns):
         unit = conventions.advantage_unit or AdvantageUnit.TOKEN
         batch = cls(steps, objective, conventions.kl_estimator, unit)
         if (paint := PAINTED.get()) is not None:
-            vars(batch).update(painted(batch, paint))  # sets the cached properties
+            vars(batch).update(painted(batch, paint))  # fills cached properties
         return batch
 
     @classmethod
@@ -112,7 +112,7 @@ class AlteredBatch(ProbedBatch):
         """The plain batch, altered as a job says."""
         own = {each.name: getattr(plain, each.name) for each in fields(plain)}
         batch = cls(**own, plain=plain, job=job)
-        # sets the cached property
+        # Fill the cached properties, so that they are not computed.
         vars(batch).update({column: altered(plain, column, job) for column in Column})
         return batch
 

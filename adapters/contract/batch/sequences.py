@@ -142,6 +142,6 @@ class Sequences:
         )
 
     def split(self, values: NDArray[_Number]) -> tuple[NDArray[_Number], ...]:
-        """Cut a flat array over all steps into one per step."""
+        """Cut a flat array over all steps into an array for each step."""
         ends = np.cumsum([len(step.mask) for step in self.steps])
         return tuple(np.split(values, ends[:-1]))

@@ -36,8 +36,9 @@ MOMENTS = np.where(np.arange(512) % 2, 1.0, -1.0) * (np.arange(512) * 77 % 512) 
 be ordered."""
 
 LOG_PROBS = -0.75 - (np.arange(128) * 45 % 128) / 32
-"""Log-probabilities of the new policy for `OF_LOG_PROBS`; elsewhere they are 0. All differ, so that
-covariances can be ordered, and log-probabilities of the old policy are below 0 too."""
+"""Log-probabilities of the new policy for `OF_LOG_PROBS`; for other objectives they are 0. All
+differ, so that covariances can be ordered. All are low enough that log-probabilities of the old
+policy are below 0, too."""
 
 NO_LOG_PROBS = np.zeros(1)
 
@@ -48,7 +49,7 @@ DIVERGENCES = np.array([1.0, 0.25, 0.5, 2.0, 4.0, 0.125])
 is positive, so that only the mask can exclude a token from a metric."""
 
 REJECTED_LOG_PROB = -4.0
-"""Log-ratio of the rollout policy to the old one for a token to be rejected; 0 for other tokens."""
+"""Log-ratio of rollout policy to old policy at tokens that must be rejected; 0 at other tokens."""
 
 LOAD_BALANCING, Z_LOSS = "load_balancing", "z_loss"
 """The auxiliary losses of a mixture-of-experts router."""
@@ -91,5 +92,5 @@ LARGEST = 16.0
 exp(1.25) is less."""
 
 NEW_NAME = 1 << 40
-"""The first name, above all token ids, of tokens that only a changed step has. Each of these tokens
-has its own values and an advantage of 0."""
+"""The first number, above all token ids, that names a token which only a changed step has. Each
+such token has its own values and an advantage of 0."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     Wrong = tuple[str, Values]
 
 LARGEST = 2**20
-"""The largest product of a batch's tokens and samples for which donors of values are searched."""
+"""The largest product of a batch's tokens and samples for which swapped values are searched."""
 
 OTHER_SET = {TokenSet.ACTIVE: TokenSet.RESPONSE, TokenSet.RESPONSE: TokenSet.ACTIVE}
 

@@ -46,7 +46,7 @@ OF_LOG_PROBS = (Metric.KL, Metric.ENTROPY, Metric.POLICY_KL, Metric.RATIO)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Rows:
-    """Responses whose log-probabilities are those of tokens ``shifts`` positions later: [N].
+    """Responses whose log-probabilities are those of tokens ``shifts`` [N] positions later.
 
     Losses may be moved beyond a response's ends, to positions of the prompt or of padding. These
     are positions too; old and new policy are equal there.

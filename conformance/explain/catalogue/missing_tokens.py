@@ -159,7 +159,7 @@ def _divided_again(context: StepContext) -> Iterator[Prediction]:
 
 
 def _shares(context: StepContext) -> Iterator[tuple[str, str, Mask]]:
-    """Yield a mistake, its words and the tokens of one rank: by data, by context, and by both."""
+    """Yield a mistake, its words and a rank's tokens: for dp ranks, for cp ranks, and for both."""
     placement, layout = context.placement, context.layout
     if placement is None:
         return
@@ -227,7 +227,8 @@ class _Firsts:
     """Tokens that end a response: the next token is a prompt's, whose slice is unknown."""
 
     alone: Mask
-    """In each slice without ``surely`` tokens but a row's last: its last ``perhaps`` token."""
+    """The last ``perhaps`` token of each slice that has no ``surely`` token and is not a row's
+    last."""
 
     slices: Integers
     """The number of the slice that holds each token."""
@@ -292,7 +293,7 @@ def kinds_of_loss(term: LossTerm, gone: Mask, active: Mask) -> Iterator[tuple[st
 
 
 def _are_last(gone: Mask, active: Mask, placement: TokenPlacement) -> bool:
-    """Whether each rank lost all of its micro-batches from its first lost one on."""
+    """Whether each rank that lost a micro-batch also lost all of its later micro-batches."""
     return all(
         gone[active & (placement.dp_rank == rank) & (placement.micro_batch >= first)].all()
         for rank in np.unique(placement.dp_rank[gone])

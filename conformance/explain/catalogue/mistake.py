@@ -50,7 +50,8 @@ class Mistake:
     than a prediction for one step."""
 
     only: tuple[str, ...] = ()
-    """Facts without which the mistake cannot be made: its condition, if no finding contradicts."""
+    """Facts without which the mistake cannot be made. They are its condition, unless a finding
+    contradicts them."""
 
     @property
     def is_read_off(self) -> bool:

@@ -153,7 +153,7 @@ def _cut_into(placement: TokenPlacement, layout: Layout) -> Iterator[_Part]:
     same = (*(f"{name}_of_a_micro_batch" for name in sliced), *joined)
     yield _Part("rank", dp, dp, ranks, same=sliced)
     yield _Part("micro_batch", micro_batch, micro_batch, micro_batches, same=same)
-    if (micro_batches < most).any():  # ranks with fewer get padding ones
+    if (micro_batches < most).any():  # ranks with fewer get padding micro-batches
         yield _Part("micro_batch_or_padding", micro_batch, micro_batch, most)
     if ranks > 1:
         of_all_ranks = placement.micro_batch

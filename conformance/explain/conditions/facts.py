@@ -75,13 +75,14 @@ NEGATIVE = (
 """Prefixes of negative facts, which are chosen last."""
 
 REJECTED_AT_1 = "where tokens are rejected and ratios are 1"
-"""A fact of terms: some frameworks reject tokens in the loss, some before counting tokens."""
+"""A fact of terms. It matters because some frameworks reject tokens in the loss, and others before
+they count tokens."""
 
 NARROWING = (
     "of the policy_loss term where ratios",
     "in logged numbers of the loss",
     REJECTED_AT_1,
-    "where all tokens of a sample are masked",  # masked before rejection
+    "where all tokens of a sample are masked",  # by the mask before rejection
 )
 """Prefixes of narrow facts, which are chosen last, if findings contradict every plainer fact."""
 
@@ -96,7 +97,7 @@ def plainness(fact: str) -> tuple[bool, int, str]:
 
 def of_finding(finding: Finding, term: str) -> Iterator[str]:
     """Yield the facts in a finding's id, and the facts of one of its terms."""
-    if finding.check not in (Check.ADVANTAGES, Check.ROLLOUTS):  # run in a single mode
+    if finding.check not in (Check.ADVANTAGES, Check.ROLLOUTS):  # these run in a single mode
         for mode in Mode:
             yield f"in {mode}" if mode is finding.mode else f"except in {mode}"
     yield f"of the {term} term"

@@ -55,7 +55,8 @@ class Functions:
     """Returns whether frames of a module are passed by."""
 
     silent: set[int] = field(default_factory=set)
-    """The `id`s of the code of most functions: passed by, without roots or gradients to read."""
+    """The `id`s of the code of functions that need no look: passed by, without roots or gradients.
+    """
 
     _known: dict[int, Function] = field(default_factory=dict)
     _lines: dict[tuple[int, int], Line] = field(default_factory=dict)

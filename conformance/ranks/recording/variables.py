@@ -26,7 +26,7 @@ DEEPEST = 2
 
 
 KINDS_OF_ARRAYS = {"f": "numbers", "i": "integers", "b": "truths"}
-"""The kinds of numpy's arrays by the kinds of their entries; tensors have the same kinds."""
+"""The kinds of arrays and tensors, by the letter that numpy has for the kind of their entries."""
 
 
 def look_at(frame: FrameType, known: dict[str, str | None]) -> None:

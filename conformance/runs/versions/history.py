@@ -31,7 +31,8 @@ ERROR = "ERROR: "
 """The prefix of the reason why a run has no verdict."""
 
 FAILED = (3, 4)
-"""Exit statuses of pytest if a run could not begin or, for example, not write its report."""
+"""Exit statuses of pytest if a run could not begin, or could not finish, for example because it
+could not write its report."""
 
 
 RUNNING: set[subprocess.Popen[str]] = set()

@@ -218,7 +218,7 @@ class _Side:
         return Row(commit=self.commit, report=found, problem=problem)
 
     def _found(self) -> Report | None:
-        """The report, or one made from the journal, marked as complete with the findings it has."""
+        """The report, or a report made from the journal, marked as complete with its findings."""
         journals = [one for one in (journal.left(self.report),) if one is not None]
         for path in (self.report, *journals):
             with suppress(ReportFileError):

@@ -55,18 +55,19 @@ COSTS = {
     read_otherwise: 2.0,
     done_twice: 3.0,
 }
-"""The costs of edits by sort; 1 more makes an edit as late as if its line were twice as far away.
+"""The costs of edits by sort.
 
-In 38 of 69 traced mistakes in frameworks' code, the edit that undoes the mistake was among the
-first 300 in this order, and in 28 if all sorts of edits of the nearest statements came first.
+A cost higher by 1 delays an edit as if its line were twice as far away. In 38 of 69 traced mistakes
+in frameworks' code, the edit that undoes the mistake was among the first 300 in this order, and in
+28 if all sorts of edits of the nearest statements came first.
 """
 
 COST_OF_NEXT = 0.1
-"""The cost by which each edit of a statement and sort exceeds the one before."""
+"""The cost by which an edit exceeds the previous edit of the same statement and sort."""
 
 COST_OF_UNMOVED = 0.5
-"""The cost by which edits of a statement follow for each tried edit of it that changes no number,
-as long as none does; such a statement may have no influence on the wrong number."""
+"""The cost that each tried edit of a statement adds to the statement's next edits, as long as none
+of them changes a number. Such a statement may have no influence on the wrong number."""
 
 NEAREST = 8
 """The number of nearest statements that are about equally likely to be wrong."""

@@ -52,12 +52,12 @@ class Statement(NamedTuple):
 
 
 BY_NAME = 4
-"""The distance between a line and a line of plain Python that it uses: a line that assigns a
-variable that it reads, or a line in a function that it calls."""
+"""The distance between a line and a line of plain Python that it uses. The used line assigns a
+variable that the other line reads, or it is in a function that the other line calls."""
 
 FAR = 20
-"""The distance of reads by Python and, if the token's value is lost, of operations on its way.
-Operations that only a loss depends on are twice as far away."""
+"""The distance of operations by which Python reads numbers and, if the token's value is lost, of
+operations on its way. Other operations that the loss depends on are twice as far away."""
 
 
 def statements(trace: Trace) -> list[Statement]:

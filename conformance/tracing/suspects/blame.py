@@ -90,7 +90,7 @@ class Blame:
             if name is not None:
                 whole = f": {self._told(one, name)}"
             if one.operand is Operand.TENSOR:
-                continue  # the operation that made the tensor follows as its own count
+                continue  # the operation that made the tensor is a count of its own
             count = one.made
             if one.is_changed:
                 words = f"makes {count.value:.6g} of {count.recounted:.6g}{whole}"

@@ -155,7 +155,8 @@ def _last(graph: Graph, way: Sequence[Node], most: int, package: str | None) -> 
     is_read = graph.operation(end).name in (READ, LISTED)
     made = [one for one in graph.inputs(end) if is_read and one in graph.painted]
     stacks = [graph.operation(node).stack for node in (*readers, end, *made)]
-    # The last node and its readers are equally near: their own lines precede those of callers.
+    # The last node and the nodes that read it are equally near. Their own lines precede the lines
+    # of callers.
     in_turn = [line for lines in zip_longest(*(one[:most] for one in stacks)) for line in lines]
     own = [line for one in stacks for line in [each for each in one if is_own(each, package)][:1]]
     yield from (Suspect(line, words) for line in (*in_turn, *own) if line is not None)

@@ -29,7 +29,7 @@ def rederived(report: Report, renamed: Mapping[str, str]) -> Report:
     clues = [_renamed_clues(one, renamed) for one in report.clues]
     traces = {
         name: CauseTrace(suspects=one.suspects, chain=one.chain, token=one.token)
-        for one in reversed(report.causes)  # the worst cause comes last, and wins
+        for one in reversed(report.causes)  # the worst cause comes last, and replaces others
         if one.suspects
         for name in one.findings
     }

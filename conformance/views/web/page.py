@@ -167,7 +167,7 @@ class PageFramework:
 
 
 def headline(frameworks: Iterable[PageFramework]) -> str:
-    """A sentence on the numbers of mistakes, of wrong gradients, and of wrong ones by default.
+    """A sentence that counts mistakes, those in gradients, and those in gradients by default.
 
     An entry of `reports/known` is one mistake, on any number of engines.
     """

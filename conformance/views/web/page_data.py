@@ -131,7 +131,7 @@ def document(versions: Sequence[Version], left_out: Collection[Verdict] = ()) ->
         "count": len(found),
         "total": len(everything),
         "columns": columns,
-        # By column, which compresses better: the values of a column are alike.
+        # Stored by column, since the values of a column are alike and so compress better.
         "samples": [*zip(*samples, strict=True)],
         "runs": [*zip(*runs, strict=True)],
         "reports": [_about(one) for one in versions],
