@@ -127,6 +127,10 @@ class Operation:
         return self.stack[0] if self.stack else None
 
 
+KindsOfLines = dict[str, dict[int, str | None]]
+"""The kinds of a function's values, by variable and by the line at which they were noted."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RankTrace:
     """The operations of one rank in the order of their execution.
@@ -134,14 +138,15 @@ class RankTrace:
     ``roots`` are the indices of the tensors that backward passes began with, and ``gradients``
     those of the tensors from which adapters read the probe's gradient. ``cuts`` has the lines that
     cut out each part of a tensor that was read, by the index of the operation that read it.
-    ``kinds`` are the kinds of values in the variables of functions, by file and first line.
+    ``kinds`` are the kinds of values in the variables of functions, by file and first line, then by
+    variable and by the line at which they were noted; None for a value that no other can replace.
     """
 
     operations: tuple[Operation, ...] = ()
     cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     roots: dict[int, int] = field(default_factory=dict)
     gradients: tuple[int, ...] = ()
-    kinds: Annotated[dict[tuple[str, int], dict[str, str]], Field(exclude=True)] = field(
+    kinds: Annotated[dict[tuple[str, int], KindsOfLines], Field(exclude=True)] = field(
         default_factory=dict
     )
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
+from itertools import chain, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
     from adapters.contract import Job, Observation
     from adapters.contract.job import Edit, Replacement
     from conformance.expected.step_context import StepContext
+    from conformance.findings.verdict import Check
     from conformance.judging.weights import Outcome
+    from conformance.plan.checks import CheckSpec
     from conformance.plan.matrix import MatrixCell
     from conformance.ranks.side_by_side import SideBySide
     from conformance.runs.jobs import SharedJobs
@@ -209,15 +212,18 @@ class Trials:
         yield from filter(None, (self.ordinary(replace(cell, case=case)) for case in others))
 
     def right_elsewhere(self, run: OrdinaryRun) -> Iterator[OrdinaryRun]:
-        """Yield conforming runs of other losses and estimators, those of the same check first.
+        """Yield conforming runs of other losses and estimators, one of each check in turn.
 
         Raises:
             ProofTimeOverError: no time is left.
         """
         cell = run.cell
-        specs = [one for one in CHECK_SPECS if one.is_of_gradient and one.takes(cell.case)]
-        for spec in sorted(specs, key=lambda one: one.check is not cell.spec.check):
-            other = replace(cell, spec=spec)
+        of_checks: dict[Check, list[CheckSpec]] = defaultdict(list)
+        for spec in (one for one in CHECK_SPECS if one.is_of_gradient):
+            of_checks[spec.check].append(spec)
+        for spec in filter(None, chain.from_iterable(zip_longest(*of_checks.values()))):
+            case = cell.case if spec.takes(cell.case) else spec.cases[0]
+            other = replace(cell, spec=spec, case=case)
             is_run = other.job_id != cell.job_id and is_offered(other, self.jobs.description)
             ran = self.ordinary(other) if is_run else None
             if ran is not None and self._conforms_unchanged(ran):

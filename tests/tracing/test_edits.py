@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from adapters.contract.objective import Metric
-from conformance.findings.trace import Line
+from conformance.findings.trace import KindsOfLines, Line
 from conformance.ranks.recording.editing import Editing
 from conformance.ranks.recording.variables import look_at
 from conformance.tracing.edits.calls import called_otherwise
@@ -243,6 +243,7 @@ def edited(text: str) -> dict[str, str]:
             "std(rewards.view(-1, count), dim=1)",
         ),
         ("(one > 0) & (other < 0)", "with | instead of & and with >= instead of >", None),
+        ("one, other = pair", "with one and other swapped", None),
         (
             "ratio = new_log - old_log",
             "with the exponential of -",
@@ -405,6 +406,46 @@ def test_a_mode_may_be_another_that_the_called_function_knows(tmp_path: Path, ca
     texts = [one.edit.text for one in called_otherwise(str(path), unit, KINDS)]
 
     assert texts == [f"return {call.replace('k1', mode)}" for mode in ("abs", "size")]
+
+
+def test_a_call_may_lack_a_parameter_that_its_file_has_as_an_attribute(tmp_path: Path) -> None:
+    (tmp_path / "losses.py").write_text(MODES)
+    path = tmp_path / "trainer.py"
+    path.write_text(
+        "from losses import estimate\n\ndef loss(args, one):\n    return estimate(one)\n\n"
+        "def logged(args, one):\n    return one if args.kind else args.size\n"
+    )
+    [unit] = units(ast.parse(path.read_text()), 4)
+
+    texts = {one.words: one.edit.text for one in called_otherwise(str(path), unit, KINDS)}
+
+    assert texts == {"with kind=args.kind": "return estimate(one, kind=args.kind)"}
+
+
+@pytest.mark.parametrize(
+    ("shape", "meant"),
+    [
+        ("(2,)", ["(one * mask)[last]"]),
+        (
+            "(2, 1)",
+            [
+                "(one * mask).gather(1, last)",
+                "torch.zeros_like(one * mask).scatter(1, last, (one * mask).gather(1, last))",
+            ],
+        ),
+    ],
+)
+def test_of_a_value_the_entries_at_unread_indices_may_be_meant(
+    tmp_path: Path, shape: str, meant: list[str]
+) -> None:
+    path = tmp_path / "unread.py"
+    path.write_text("def kept(one, mask):\n    last = last_of(mask)\n    return one * mask\n")
+    [unit] = units(ast.parse(path.read_text()), 3)
+    kinds = {"one": "numbers of (2, 3)", "mask": "numbers of (2, 3)"}
+
+    found = read_unread(str(path), unit, kinds | {"last": f"integers of {shape}"})
+
+    assert {f"return {one}" for one in meant} <= {one.edit.text for one in found}
 
 
 def test_an_unread_variable_is_read_instead_or_as_well(tmp_path: Path) -> None:
@@ -577,40 +618,46 @@ def reading(log: dict[str, float], other: SimpleNamespace) -> FrameType | None:
 def test_what_a_function_can_read_is_named_as_its_source_would() -> None:
     """A key that is a member of an enum has no literal; an attribute may be no identifier."""
     other = SimpleNamespace(**{"a b": 1.0, "ab": 2.0})
-    frame, known = reading({Metric.KL: 1.0, "loss": 2.0}, other), dict[str, str | None]()
+    frame, known = reading({Metric.KL: 1.0, "loss": 2.0}, other), KindsOfLines()
     assert frame is not None
 
     look_at(frame, known)
 
     assert [ast.parse(text, mode="eval") for text in known]
-    assert known["log['loss']"] == known["other.ab"] == "float"
+    [kind] = known["log['loss']"].values()
+    assert known["log['loss']"] == known["other.ab"]
+    assert kind == "float"
 
 
 def test_an_array_has_the_kind_of_a_tensor() -> None:
     other = SimpleNamespace(array=np.ones((2, 3)), tensor=torch.ones(2, 3), words=np.array(["a"]))
-    frame, known = reading({"loss": 2.0}, other), dict[str, str | None]()
+    frame, known = reading({"loss": 2.0}, other), KindsOfLines()
     assert frame is not None
 
     look_at(frame, known)
 
-    assert known["other.array"] == known["other.tensor"] == "numbers of (2, 3)"
-    assert known["other.words"] is None
+    assert known["other.array"] == known["other.tensor"]
+    assert [*known["other.array"].values()] == ["numbers of (2, 3)"]
+    assert [*known["other.words"].values()] == [None]
 
 
-def test_a_variable_that_becomes_a_tensor_has_its_kind() -> None:
+def test_a_variable_has_the_kind_of_its_value_at_each_line() -> None:
+    """A loss is often reduced to a number of the same name."""
+
     def summed() -> Iterator[FrameType | None]:
         total: Any = 0
         yield inspect.currentframe()
         total = total + torch.ones(2)
         yield inspect.currentframe()
+        total = total.sum()
+        yield inspect.currentframe()
         assert total is not None
 
-    known = dict[str, str | None]()
-
-    kinds = []
+    known = KindsOfLines()
     for frame in summed():
         assert frame is not None
         look_at(frame, known)
-        kinds.append(known["total"])
 
-    assert kinds == ["int", "numbers of (2,)"]
+    kinds = known["total"]
+    assert [*kinds.values()] == ["int", "numbers of (2,)", "numbers of ()"]
+    assert [*kinds] == sorted(kinds)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 from adapters.contract import Depth, Job, Layout
 from adapters.contract.job import Configuration, Edit
 from adapters.contract.objective import Objective
+from adapters.native.adapter import NativeAdapter
 from conformance.corpus.cases import CORPUS, Case
 from conformance.findings.cause import Cause, Severity
 from conformance.findings.errors import UnknownCutError
@@ -305,6 +307,67 @@ def test_another_case_tells_apart_edits_that_both_help(
 
     assert found.why.startswith("proven: ")
     assert found.line.number in range(helping[1][0], helping[1][2] + 1)
+
+
+def test_an_edit_proves_nothing_if_a_right_finding_of_another_loss_no_longer_conforms(
+    jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = wrong("left_out", jobs)[0]
+    trials, trace = Prover(jobs, FEW).trials, traced(cell, jobs)
+    run, other = (trials.ordinary(one) for one in (cell, cells("reduced", Objective.POLICY)[0]))
+    assert run is not None
+    assert other is not None
+    conforms, is_kept = Trials.conforms, True
+
+    def kept(trials: Trials, of_run: OrdinaryRun, edit: Edit) -> bool:
+        return is_kept if of_run.cell == other.cell else conforms(trials, of_run, edit)
+
+    monkeypatch.setattr(Trials, "conforms", kept)
+    monkeypatch.setattr(Trials, "right_elsewhere", lambda *_: iter([other]))
+
+    assert edited_lines(trials, trace, [run])
+    is_kept = False
+    assert not edited_lines(trials, trace, [run])
+
+
+def test_conforming_runs_of_other_losses_are_right_elsewhere() -> None:
+    [cell, *_] = (one for one in cells("", Objective.POLICY) if one.case.name == "uneven_lengths")
+    plain = MatrixCell(
+        aggregation=cell.aggregation, case=cell.case, layout=Layout(dp=2), depth=cell.depth
+    )
+    with RankPool(NativeAdapter(), None, 2) as pool:
+        trials = Prover(SharedJobs(pool)).trials
+        run = trials.ordinary(plain)
+        assert run is not None
+        several = [*islice(trials.right_elsewhere(run), 6)]
+
+    objectives = {one.cell.spec.objective for one in several}
+    assert len(objectives) == len(several) == 6
+    assert Objective.POLICY not in objectives
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_a_statement_whose_edits_change_no_number_is_edited_later(
+    jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch, moves: bool
+) -> None:
+    cell = wrong("left_out", jobs)[0]
+    trials, trace = Prover(jobs, FEW).trials, traced(cell, jobs)
+    run = trials.ordinary(cell)
+    assert run is not None
+    lines: list[int] = []
+
+    def conforming(
+        _: Trials, run: OrdinaryRun, edits: Iterable[Edit], *__: object
+    ) -> Iterator[Tried]:
+        for one in edits:
+            lines.append(one.span[0])
+            yield Tried(one, conforms=False, moves=moves or one.span[0] != lines[0])
+
+    monkeypatch.setattr(Trials, "conforming", conforming)
+    edited_lines(trials, trace, [run])
+
+    assert len(lines) == FEW
+    assert (lines[: FEW // 3].count(lines[0]) > 8) is moves
 
 
 def test_a_count_that_another_mode_needs_is_not_proven_wrong(

@@ -38,7 +38,7 @@ from conformance.ranks.recording.variables import look_at
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from conformance.findings.trace import Line
+    from conformance.findings.trace import KindsOfLines, Line
     from conformance.ranks.recording.frames import Asked
 
 COPY = "aten.copy_.default"
@@ -82,9 +82,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     _cuts: dict[int, tuple[Line, ...]] = field(default_factory=dict)
     _roots: dict[int, int] = field(default_factory=dict)
     _gradients: list[int] = field(default_factory=list)
-    _kinds: dict[tuple[str, int], dict[str, str | None]] = field(
-        default_factory=lambda: defaultdict(dict)
-    )
+    _kinds: dict[tuple[str, int], KindsOfLines] = field(default_factory=lambda: defaultdict(dict))
     _looked_at: set[Line] = field(default_factory=set)
     """The lines at which the variables of their function have been noted."""
 
@@ -149,10 +147,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             cuts=dict(self._cuts),
             roots=dict(self._roots),
             gradients=tuple(self._gradients),
-            kinds={
-                function: {text: kind for text, kind in known.items() if kind is not None}
-                for function, known in self._kinds.items()
-            },
+            kinds=dict(self._kinds),
         )
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType
 
+    from conformance.findings.trace import KindsOfLines
+
 MOST_READABLE = 512
 """The most values of a function that are inspected."""
 
@@ -29,12 +31,12 @@ KINDS_OF_ARRAYS = {"f": "numbers", "i": "integers", "b": "truths"}
 """The kinds of arrays and tensors, by the letter that numpy has for the kind of their entries."""
 
 
-def look_at(frame: FrameType, known: dict[str, str | None]) -> None:
-    """Note the kinds of a function's unknown variables, and of their attributes and entries.
+def look_at(frame: FrameType, known: KindsOfLines) -> None:
+    """Note the kinds of a function's new variables, and of their attributes and entries.
 
     Values of one kind can replace each other. The kind is None for a value that no other can
-    replace. A variable that becomes a tensor, as in a sum that begins with 0, has the tensor's
-    kind.
+    replace. ``known`` has the kinds by the numbers of the lines at which they were noted; a
+    variable is new again if it is of another kind than before.
     """
     named = frame.f_locals.items()
     several = [
@@ -42,13 +44,11 @@ def look_at(frame: FrameType, known: dict[str, str | None]) -> None:
     ]
     with suppress(Exception):  # a framework's own mapping may raise anything when it is read
         for text, held in islice(_readable(several), MOST_READABLE if several else 0):
-            known[text] = _kind(held)
+            known.setdefault(text, {})[frame.f_lineno] = _kind(held)
 
 
-def _is_new(name: str, held: object, known: Mapping[str, str | None]) -> bool:
-    return name not in known or (
-        isinstance(held, torch.Tensor) and known[name] in ("int", "float", None)
-    )
+def _is_new(name: str, held: object, known: KindsOfLines) -> bool:
+    return name not in known or _kind(held) != [*known[name].values()][-1]
 
 
 def _readable(several: Iterable[tuple[str, object]]) -> Iterator[tuple[str, object]]:

@@ -78,7 +78,7 @@ MOST_BEYOND = 100
 MOST_CASES = 8
 """The most further cases that must conform if edits of several lines help."""
 
-MOST_ELSEWHERE = 16
+MOST_ELSEWHERE = 20
 """The most losses and estimators whose findings must still conform if an edit helps."""
 
 MOST_BESIDE = 150

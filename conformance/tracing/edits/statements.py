@@ -25,7 +25,7 @@ from conformance.tracing.wrong_weight import is_own
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from conformance.findings.trace import Operation
+    from conformance.findings.trace import KindsOfLines, Operation
     from conformance.tracing.edits.edited import Edited, Kinds, Sort, Unit
     from conformance.tracing.graph import Graph, Node
     from conformance.tracing.trace import Trace
@@ -88,19 +88,26 @@ def _loss_functions(trace: Trace, graph: Graph) -> set[tuple[str, str]]:
     return {(line.file, line.function) for line in first}
 
 
-def _bound(kinds: Kinds, function: ast.AST, number: int) -> dict[str, str]:
+def _bound(kinds: KindsOfLines, function: ast.AST, number: int) -> dict[str, str]:
     """The kinds of the values that a line can read: of parameters and of earlier assignments."""
     first: dict[str, int] = {}
     for node in ast.walk(function):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             first[node.id] = min(node.lineno, first.get(node.id, node.lineno))
     roots = {text: re.split(r"[.\[]", text, maxsplit=1)[0] for text in kinds}
-    return {text: kind for text, kind in kinds.items() if first.get(roots[text], 0) < number}
+    read = (text for text in kinds if first.get(roots[text], 0) < number)
+    found = {text: _kind_at(kinds[text], number) for text in read}
+    return {text: kind for text, kind in found.items() if kind is not None}
 
 
-def _kinds(graph: Graph) -> dict[tuple[str, int], dict[str, str]]:
+def _kind_at(kinds: Mapping[int, str | None], number: int) -> str | None:
+    """The kind of a value at a line: the one that was noted last, up to the line."""
+    return kinds[max((one for one in kinds if one <= number), default=min(kinds))]
+
+
+def _kinds(graph: Graph) -> dict[tuple[str, int], KindsOfLines]:
     """The kinds of each function's variables, by file and first line, merged over all ranks."""
-    found: dict[tuple[str, int], dict[str, str]] = {}
+    found: dict[tuple[str, int], KindsOfLines] = {}
     for trace in graph.traces:
         for function, kinds in trace.kinds.items():
             found.setdefault(function, {}).update(kinds)
