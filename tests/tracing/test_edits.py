@@ -243,6 +243,11 @@ def edited(text: str) -> dict[str, str]:
             "std(rewards.view(-1, count), dim=1)",
         ),
         ("(one > 0) & (other < 0)", "with | instead of & and with >= instead of >", None),
+        (
+            "(one - mean[0]) / (one.std() + low)",
+            "with an operand instead of std()",
+            "(one - mean[0]) / (mean[0] + low)",
+        ),
         ("one, other = pair", "with one and other swapped", None),
         (
             "ratio = new_log - old_log",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from functools import lru_cache
+from itertools import permutations
 from typing import TYPE_CHECKING
 
 from conformance.tracing.edits.edited import (
@@ -117,7 +118,22 @@ def read_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
     """Yield edits that compute with other values, such as another variable of the same kind."""
     variables = _other_variables(file, unit, kinds, lambda one, other: not _is_alike(one, other))
     computed = (_uncomputed(part, kinds) for part in parts(unit))
-    yield from interleaved((variables, each(file, unit, interleaved(computed))))
+    several = (interleaved(computed), _other_parts(unit))
+    yield from interleaved((variables, *(each(file, unit, found) for found in several)))
+
+
+def _other_parts(unit: Unit) -> Iterator[Other]:
+    """Yield edits that compute with another part of the statement instead of a part."""
+    several = [
+        one
+        for one in parts(unit)
+        if isinstance(one, (ast.Call, ast.Subscript))
+        and not isinstance(getattr(one, "ctx", None), ast.Store)
+    ]
+    for one, other in permutations(several, 2):
+        is_inside = one in ast.walk(other) or other in ast.walk(one)
+        if not is_inside and ast.unparse(one) != ast.unparse(other):
+            yield one, copied(other), f"with {short(other)} instead of {short(one)}"
 
 
 def _uncomputed(part: ast.AST, kinds: Kinds) -> Iterator[Other]:
