@@ -212,7 +212,7 @@ class ArealRollouts:
 
     @cached_property
     def _columns(self) -> dict[str, torch.Tensor]:
-        """Outputs that replace those of forward passes without a gradient, by token id."""
+        """The outputs of AReaL's forward passes without gradients, each as a table by token id."""
         batch = self._batch
         columns = {"values": given_values(batch)}
         if self._config.actor.use_decoupled_loss:

@@ -216,8 +216,9 @@ def _without(context: StepContext, left_out: Mask) -> StepContext:
 class _Firsts:
     """The tokens of a step that begin context-parallel slices: [tokens] each.
 
-    A token is held by the slice of the token before it, which predicts it. The first token of a
-    slice is therefore the last token held by the previous slice.
+    Each token is predicted from the token before it, so the slice that contains this earlier token
+    counts as holding the token. The first token that a slice contains is therefore the last token
+    that the previous slice holds.
     """
 
     surely: Mask

@@ -200,7 +200,10 @@ def _step_sizes(context: StepContext) -> dict[str, float]:
 
 
 def _factors(context: StepContext, *, of_layout: bool) -> Iterator[Prediction]:
-    """Yield factors that are a size of the layout, or only a size of the step."""
+    """Yield factors that equal a size of the layout.
+
+    Without ``of_layout``, they equal a size of the step, and none of the layout.
+    """
     layout_sizes = _layout_sizes(context)
     for value, names in _names_of_sizes(layout_sizes | _step_sizes(context)).items():
         if bool(layout_sizes.keys() & set(names)) is of_layout:
