@@ -453,6 +453,22 @@ def test_of_a_value_the_entries_at_unread_indices_may_be_meant(
     assert {f"return {one}" for one in meant} <= {one.edit.text for one in found}
 
 
+def test_an_unread_logarithm_of_each_row_may_be_meant_as_a_column_of_exponentials(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "unread.py"
+    path.write_text("def kept(one):\n    log_sums = one.log().sum(-1)\n    return one.prod(-1)\n")
+    [unit] = units(ast.parse(path.read_text()), 3)
+    kinds = {"one": "numbers of (2, 3)", "log_sums": "numbers of (2,)"}
+
+    texts = [one.edit.text for one in read_unread(str(path), unit, kinds)]
+
+    assert texts[:4] == [
+        f"return log_sums{form}"
+        for form in ("", ".exp()", ".unsqueeze(-1)", ".unsqueeze(-1).exp()")
+    ]
+
+
 def test_an_unread_variable_is_read_instead_or_as_well(tmp_path: Path) -> None:
     path = tmp_path / "unread.py"
     path.write_text(SEVERAL_CALLS)

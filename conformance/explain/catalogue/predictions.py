@@ -200,10 +200,7 @@ def _step_sizes(context: StepContext) -> dict[str, float]:
 
 
 def _factors(context: StepContext, *, of_layout: bool) -> Iterator[Prediction]:
-    """Yield factors that equal a size of the layout.
-
-    Without ``of_layout``, they equal a size of the step, and none of the layout.
-    """
+    """Yield factors that equal a size of the layout or, unless ``of_layout``, only of the step."""
     layout_sizes = _layout_sizes(context)
     for value, names in _names_of_sizes(layout_sizes | _step_sizes(context)).items():
         if bool(layout_sizes.keys() & set(names)) is of_layout:

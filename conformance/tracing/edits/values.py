@@ -85,8 +85,8 @@ def _combined(part: ast.expr, other: str, kinds: Kinds) -> Iterator[tuple[str, s
     is_read = isinstance(getattr(part, "ctx", None), ast.Load)
     if not is_computed and not (is_alike and is_read):
         return
-    if is_computed:
-        yield other, f"with {other} instead of {short(part)}"
+    for form in _forms(other, kinds) if is_computed else ():
+        yield form, f"with {form} instead of {short(part)}"
     if kinds[other].startswith("truths"):
         yield f"({text}) & {other}", f"with {short(part)} & {other}"
         yield f"({text}) & ~{other}", f"with {short(part)} & ~{other}"
@@ -101,6 +101,15 @@ def _combined(part: ast.expr, other: str, kinds: Kinds) -> Iterator[tuple[str, s
     for name in ("min", "max"):
         module = "torch." if kinds[other].startswith(("numbers", "integers")) else ""
         yield f"{module}{name}({text}, {other})", f"with {name} of {short(part)} and {other}"
+
+
+def _forms(other: str, kinds: Kinds) -> Iterator[str]:
+    """Yield expressions of a value: itself, a row as a column, and logarithms' exponentials."""
+    is_row = re.fullmatch(r"numbers of \(\d+,\)", kinds[other]) is not None
+    for form in (other, f"{other}.unsqueeze(-1)") if is_row else (other,):
+        yield form
+        if "log" in other:
+            yield f"{form}.exp()"
 
 
 def _indexed(text: str, words: str, other: str, kinds: Kinds) -> Iterator[tuple[str, str]]:
