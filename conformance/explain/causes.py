@@ -137,8 +137,7 @@ def _with_traces(
 def _one(causes: Sequence[Cause], findings: Mapping[str, Finding]) -> Cause:
     """The merged cause of causes at one line, with the conditions and reach that all share.
 
-    It has the name of the first cause, unless the first cause is inferred and another one has
-    another name.
+    It has the first cause's name, unless this cause is inferred and another has another name.
     """
     worst, *others = causes
     if not others:

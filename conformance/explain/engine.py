@@ -54,8 +54,7 @@ class Alternatives(NamedTuple):
 
     term: LossTerm
     predictions: list[list[Prediction]]
-    """The predictions of each alternative, without their weights; the right alternative has none.
-    """
+    """The predictions of each alternative, without weights; the right alternative has none."""
 
     invisible: list[Prediction]
     """Predictions of mistakes that give the right numbers."""

@@ -228,8 +228,7 @@ class _Firsts:
     """Tokens that end a response: the next token is a prompt's, whose slice is unknown."""
 
     alone: Mask
-    """The last ``perhaps`` token of each slice that has no ``surely`` token and is not a row's
-    last."""
+    """The last ``perhaps`` token of each slice without ``surely`` tokens, except last slices."""
 
     slices: Integers
     """The number of the slice that holds each token."""

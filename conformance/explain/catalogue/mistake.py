@@ -50,8 +50,7 @@ class Mistake:
     than a prediction for one step."""
 
     only: tuple[str, ...] = ()
-    """Facts without which the mistake cannot be made. They are its condition, unless a finding
-    contradicts them."""
+    """Facts that the mistake needs: they are its condition, unless a finding contradicts them."""
 
     @property
     def is_read_off(self) -> bool:

@@ -75,8 +75,7 @@ NEGATIVE = (
 """Prefixes of negative facts, which are chosen last."""
 
 REJECTED_AT_1 = "where tokens are rejected and ratios are 1"
-"""A fact of terms. It matters because some frameworks reject tokens in the loss, and others before
-they count tokens."""
+"""A fact of terms: some frameworks reject tokens in the loss, others before they count tokens."""
 
 NARROWING = (
     "of the policy_loss term where ratios",
