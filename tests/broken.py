@@ -98,19 +98,6 @@ class Raising(Faulty):
         raise error  # an unexpected error
 
 
-class LeavingStateBehind(NativeAdapter):
-    """After a step that raises, every further step of the process raises."""
-
-    is_within: ClassVar[bool] = False
-
-    def observe(self, job: Job, rank: Rank) -> Observation:
-        assert not self.is_within
-        type(self).is_within = True
-        observation = super().observe(job, rank)
-        type(self).is_within = False
-        return observation
-
-
 class RaisingEverywhere(NativeAdapter):
     """Every rank fails, rank 0 last."""
 
@@ -436,3 +423,16 @@ class ValidatingNothing(TwoLayouts):
 
     def started(self, job: Job) -> None:
         pass
+
+
+class LeavingStateBehind(NativeAdapter):
+    """After a step that raises, every further step of the process raises."""
+
+    is_within: ClassVar[bool] = False
+
+    def observe(self, job: Job, rank: Rank) -> Observation:
+        assert not self.is_within
+        type(self).is_within = True
+        observation = super().observe(job, rank)
+        type(self).is_within = False
+        return observation
