@@ -96,7 +96,10 @@ def _passing(call: ast.Call, name: str, text: str) -> ast.Call:
 
 
 def _named_alike(call: ast.Call, file: str, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits that pass, for a parameter, the variable or attribute of the same name."""
+    """Yield edits that pass, for a parameter, the variable or attribute of the same name.
+
+    The variable is passed for a keyword argument, an attribute for a parameter that is left out.
+    """
     for keyword in call.keywords:
         name, given = keyword.arg, ast.unparse(keyword.value)
         if name is not None and name != given and name in kinds:
