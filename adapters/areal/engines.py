@@ -30,7 +30,7 @@ UNUSED = (
     "areal.engine.megatron_utils.megatron_bridge_patches",
     "areal.engine.megatron_utils.fp8.kernels",
 )
-"""AReaL's patches of Megatron-Bridge's models and its FP8 kernels, which require triton."""
+"""Two parts of AReaL that require triton: patches of Megatron-Bridge's models, and FP8 kernels."""
 
 
 class ArealFsdpAdapter(ArealAdapter):

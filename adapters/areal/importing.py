@@ -71,7 +71,7 @@ def default(name: str) -> object:
 
 
 def option_names() -> Iterator[str]:
-    """Yields an actor's options, in sections too, except options of engines, and their choices."""
+    """Yields an actor's options, also those of sections but not of engines, and their choices."""
     configs = module("api.cli_args")
     of_engines = {one.name for one in fields(configs.TrainEngineConfig)}
     sections = {"": "PPOActorConfig", **SECTIONS}

@@ -1,7 +1,7 @@
 """Records of the job that this process runs: all logged numbers, and whether training has begun.
 
-The functions that read metrics from a log, and models, note them here; adapters need no code for
-it. Numbers are recorded by their names in the log, with or without a check.
+Models, and the functions that read metrics from a log, make these records; adapters need no code
+for this. Numbers are recorded by their names in the log, with or without a check.
 """
 
 from __future__ import annotations

@@ -129,7 +129,9 @@ def _per_generation(job: Job, micro_batches: int) -> int:
 
 
 def generations_of_prompt(job: Job, schedule: Schedule) -> int:
-    """The number of samples of a prompt; the size of a generation if it has only one prompt.
+    """The number of samples of a prompt.
+
+    If advantages are given, it is 2, or the size of a generation if that is odd.
 
     Raises `Unsupported` if prompts differ in size, or a generation has only a part of a prompt.
     """
@@ -139,7 +141,7 @@ def generations_of_prompt(job: Job, schedule: Schedule) -> int:
 
 
 def _samples_of_prompts(job: Job, schedule: Schedule) -> int:
-    """The number of samples of every prompt, which must be adjacent in a generation."""
+    """The number of samples of every prompt; a generation must have all of them, adjacent."""
     size = rollouts_per_prompt(job)
     groups = ProbedBatch(job.steps).groups
     for generation in range(schedule.generations):

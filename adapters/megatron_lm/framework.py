@@ -21,7 +21,7 @@ PACKED = "--rl-use-sequence-packing"
 
 
 def micro_batch_size(job: Job) -> int:
-    """The number of rows of a micro-batch; if tokens cut micro-batches, 1, such as a packed bin."""
+    """The number of rows of a micro-batch; 1 if tokens cut micro-batches, as for a packed bin."""
     return settings.largest_micro_batch(job, _rows_asked_for(job))
 
 

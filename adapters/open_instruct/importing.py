@@ -17,7 +17,7 @@ module = imports.modules_of("open_instruct")
 
 
 def import_open_instruct(source: Path | None) -> None:
-    """Import the trainer; if packages of its extra are missing, first raises `ImportError`."""
+    """Import the trainer; raises `ImportError` at once if packages of its extra are missing."""
     imports.require(read_imports("adapters.open_instruct").required, "open-instruct")
     from adapters.engines import deepspeed
     from adapters.toolkit import cuda_on_cpu

@@ -49,7 +49,7 @@ def read(adapter: Adapter, typed: recipe.Typed) -> recipe.Recipe:
 
 
 def _options(replicas: int, dp: int) -> tuple[Option, ...]:
-    """The layout option for replicated parameters, wholly or in part; empty if fully sharded."""
+    """The layout option if parameters are replicated, on all ranks or on groups; else empty."""
     if replicas == 1:
         return ()
     return (Option.NOT_SHARDED if replicas == dp else Option.HYBRID_SHARDING,)

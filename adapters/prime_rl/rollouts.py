@@ -31,8 +31,8 @@ FIRST_ID = 1
 """The number added to all token ids, because prime-rl pads with id 1."""
 
 COMPONENTS = {Objective.SFT: ("ce_weights", 1.0), Objective.KL: ("ref_kl_weights", KL_COEFFICIENT)}
-"""Components of the loss other than the RL component: the stream of weights, and the weight of
-active tokens."""
+"""For each objective that trains another component of the loss than the RL component: the
+component's stream of weights, and the weight of active tokens."""
 
 
 class PrimeRLRollouts:
@@ -145,7 +145,7 @@ class PrimeRLRollouts:
         yield from ([*rollouts.values()] for rollouts in groups.values())
 
     def _finished(self, samples: Sequence[int]) -> Any:
-        """A rollout as environments return it; raises `Unsupported` if they return none like it."""
+        """A rollout as environments return it; raises `Unsupported` if they return no such one."""
         batch = self._batch
         if len({float(batch.rewards[index]) for index in samples}) > 1:
             raise Unsupported("a rollout has one reward for all of its samples")

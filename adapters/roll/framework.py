@@ -77,7 +77,7 @@ def rounded_budget(job: Job) -> int:
 
 
 def micro_batches(job: Job) -> int:
-    """A rank's number of micro-batches per step, or of samples if tokens cut micro-batches."""
+    """The number of a rank's micro-batches per step; of its samples if tokens cut micro-batches."""
     count = job.layout.micro_batches
     return count if isinstance(count, int) else settings.samples_per_step(job) // job.layout.dp
 

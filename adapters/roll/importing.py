@@ -80,7 +80,7 @@ def default(name: str) -> object:
 
 
 def option_names() -> Iterator[str]:
-    """Yields the options that only this pipeline has, without roles, and their choices."""
+    """Yields the options that only this pipeline has, and their choices; roles are left out."""
     of_all = get_type_hints(module("configs.base_config").BaseConfig)
     for name, kind in _declared(pipeline_config()):
         if name.split(".")[0] not in of_all:

@@ -47,7 +47,10 @@ def mini_batch_size(job: Job) -> int:
 
 
 def critic_mini_batch_size(job: Job) -> int:
-    """The number of prompts of a critic's mini-batch, whose loss has only one reduction."""
+    """The number of prompts of a critic's mini-batch; raises `Unsupported` in `token_mean`.
+
+    A critic's loss has only one reduction.
+    """
     if job.objective in OF_CRITIC and job.aggregation.mode is Mode.TOKEN_MEAN:
         raise Unsupported("no token mean of a critic's loss: loss_reduction applies to the policy")
     return settings.prompts_per_step(job)

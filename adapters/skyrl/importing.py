@@ -121,7 +121,7 @@ def _path(name: str) -> str:
 
 
 def _has(path: str) -> bool:
-    """Whether this version has an option; True for any in a section that is None by default."""
+    """Whether this version has an option; True for all options of a section that is None."""
     section = _defaults()
     for name in path.split("."):
         if section is None:

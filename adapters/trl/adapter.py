@@ -39,7 +39,7 @@ class TrlAdapter(OnAccelerate, InOneRun):
     framework: ClassVar[Framework]
     trainer: ClassVar[str]
     config: ClassVar[str]
-    """The paths of the classes below TRL's package."""
+    """The paths, below TRL's package, of the trainer's class and of its configuration's class."""
     training: ClassVar[str]
     """The path, below this package, of the class that runs the trainer; it imports torch."""
     elsewhere: ClassVar[tuple[OptionRow, ...]] = ()
@@ -70,7 +70,7 @@ class TrlAdapter(OnAccelerate, InOneRun):
         return found(f"trl.{self.trainer}"), found(f"trl.{self.config}")
 
     def offers(self, settings: Settings) -> bool:
-        """Whether the trainer has settings; True, as its versions do not differ."""
+        """Whether the trainer has the settings; True, as its versions do not differ."""
         return True
 
     def settings(self, job: Job) -> dict[str, Any]:

@@ -24,8 +24,8 @@ ENGINES = {"DEEPSPEED": "deepspeed", "FSDP": "fsdp2"}
 """Engines by the distributed type of Accelerate; all other types are DistributedDataParallel."""
 
 SCRIPTS = {"rloo": "scripts.rloo"}
-"""The script of ``trl`` that reads an engine's options; ``trl grpo`` reads the options of other
-engines."""
+"""By engine, the script of ``trl`` that reads the engine's options; for engines not listed, ``trl
+grpo`` reads them."""
 
 STEPS, SAMPLES = "steps_per_generation", "generation_batch_size"
 

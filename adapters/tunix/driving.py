@@ -257,7 +257,7 @@ def _gradients(trainer: Any) -> list[Gradient]:
 
 
 def as_array(gradient: jax.Array) -> Gradient:
-    """A copy of the probe's gradients; traces recognise this function as their reader."""
+    """A copy of the probe's gradients; traces recognise gradients by calls of this function."""
     return np.asarray(jnp.copy(gradient))
 
 

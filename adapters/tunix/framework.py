@@ -12,10 +12,10 @@ from adapters.toolkit import settings
 
 
 def samples_of_prompt(job: Job) -> int:
-    """The number of samples of a prompt: 2, a whole micro-batch, or as in the case.
+    """The number of samples of a prompt: the case's if advantages are compared within a prompt.
 
-    The case's number is used if advantages are compared within a prompt. Raises `Unsupported` if a
-    micro-batch would not have whole prompts.
+    Otherwise it is 2, or the size of a micro-batch if that is odd. Raises `Unsupported` if a
+    micro-batch would not have whole prompts, or if the number is 1.
     """
     size = generations_of_prompt(job, replace(schedule_of(job), per_generation=1))
     if size < 2:

@@ -34,7 +34,10 @@ DIVIDED = "seq-mean-token-sum-norm"
 
 
 def mode_of_divisor(job: Job) -> str:
-    """verl's mode for a job's divisor: some modes divide sums only by samples, or by nothing."""
+    """verl's mode for a job's divisor.
+
+    Two modes take no divisor: one divides sums only by samples, the other does not divide them.
+    """
     divisor, samples = job.aggregation.divisor or 0.0, float(settings.samples_per_step(job))
     return {samples: "seq-mean-token-sum", 1.0: "token-sum"}.get(divisor * samples, DIVIDED)
 

@@ -154,7 +154,7 @@ def convention_of_mask(metric: Metric) -> str | None:
 
 
 def _masked_context(context: StepContext, metric: Metric) -> StepContext:
-    """The context of a term, with its mask before or after rejection sampling."""
+    """The context of a term, whose mean is over the mask before or after rejection sampling."""
     mask = getattr(context.conventions, convention_of_mask(metric) or "", None)
     is_before = metric is Metric.REJECTED or mask is DenominatorMask.ORIGINAL
     return context.before_rejection() if is_before else context

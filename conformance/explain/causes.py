@@ -211,7 +211,7 @@ def _says(mistake: str, equivalents: Sequence[str]) -> str:
 
 
 def _rest(words: Sequence[str], first: Sequence[str]) -> Sequence[str]:
-    """The words of a sentence from the last word of the beginning that another sentence shares."""
+    """The words of a sentence, from the last one of the beginning that it shares with ``first``."""
     pairs = enumerate(zip(words, first, strict=False))
     alike = next((place for place, (one, other) in pairs if one != other), 0)
     return words[max(alike - 1, 0) :]

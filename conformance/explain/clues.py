@@ -70,7 +70,7 @@ def clues_of_failure(job: Job) -> Clues:
 
 
 def _distinct(of_ranks: Sequence[Explained]) -> Iterator[Explained]:
-    """Yield the observations, without repetitions by several ranks of the same step."""
+    """Yield the observations, but only one of equal observations of a step."""
     seen = set()
     for one in of_ranks:
         key = one.measurement.context.step_index, one.measurement.observed.tobytes()
@@ -89,7 +89,7 @@ def _without(
 
 
 def _read_off_by(wrong: Explained, right: Sequence[Explained]) -> Iterator[list[Names]]:
-    """Yield the mistakes without a prediction that the numbers of a single term show."""
+    """Yield the mistakes that have no prediction, but show in the numbers of a single term."""
     measurement = wrong.measurement
     steps = [one.measurement.context.step_index for one in right]
     is_nothing = not (measurement.is_per_token or measurement.observed.any())

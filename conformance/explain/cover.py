@@ -41,7 +41,7 @@ PRODUCT = "_by_dp_cp"
 """The suffix of the names of factors that are a product of two sizes."""
 
 OF_ONE_SIZE = ("where dp = 1", "where cp = 1")
-"""Facts under which such a product equals one of its sizes."""
+"""Facts under which a `PRODUCT` of two sizes equals one of them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,7 +49,7 @@ def diagnose(explained: Explained) -> Diagnosis:
 
 
 def read_off(explained: Explained) -> list[str]:
-    """The names of mistakes without a prediction that the numbers of a single term show."""
+    """The names of mistakes that have no prediction, but show in the numbers of a single term."""
     measurement = explained.measurement
     if not measurement.is_per_token:
         return [] if np.isfinite(measurement.observed).all() else ["not_finite"]

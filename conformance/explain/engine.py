@@ -302,8 +302,8 @@ class Explained:
     def _with_losses(self) -> Iterator[list[Names]]:
         """Yield explanations by a mistake of a single term together with lost tokens.
 
-        It yields nothing if lost tokens alone explain the observation, which would hide another
-        mistake.
+        If lost tokens alone explain the observation, nothing is yielded, since a further mistake
+        could not be seen.
         """
         one, term = self._of_terms[0], self.measurement.terms[0]
         active = np.not_equal(term.products, 0)

@@ -1,6 +1,6 @@
 """The users whom a cause reaches: those who set certain options, or train batches with rare facts.
 
-Only options and facts that all findings of the cause share count, since it needs no others.
+Options and facts count only if all findings of the cause share them: it needs no others.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Reaching:
         )
 
     def _needed(self, choices: Sequence[Choice], needs: Need) -> dict[str, bool]:
-        """The options that all choices share, or else the alternatives: whether each is needed."""
+        """Whether each shared option is needed, or, without any, whether the alternatives are."""
         common = _shared(choices)
         if not common and all(choices):
             several = sorted({*choices}, key=lambda choice: (len(choice), choice))

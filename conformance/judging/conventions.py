@@ -271,7 +271,8 @@ class _Judged:
         """Advice that another answer than the assumed one holds, if all numbers conform to it.
 
         An undocumented mean of means is advice only if the adapter declares no mean of means. A
-        number that differs from a declared one is wrong, for example as padding is averaged in.
+        number that differs from a declared mean of means is wrong, for example as padding is
+        averaged in.
         """
         is_open = self._is_undocumented_log and not any(self._pooling())
         if is_open and _averages_means(judgement):

@@ -208,7 +208,7 @@ def _wrong_coefficient(explained: Explained) -> Judgement:
 
 
 def _partial_loss_mismatch(measurement: Measurement, judgement: Judgement) -> Judgement | None:
-    """The mismatch if each rank keeps router losses only in or only before its last micro-batch.
+    """The mismatch if ranks keep router losses only of their last micro-batch, or of all others.
 
     Each micro-batch is weighted by its number of samples.
     """

@@ -59,11 +59,12 @@ class Judgement:
     """The bound on the error; None if nothing was measured."""
 
     agreement: float | None = None
-    """`conformance.findings.agreement.agreement`, for a mismatch."""
+    """The result of `conformance.findings.agreement.agreement`, for a mismatch."""
 
     scale: float | None = None
     cosine: float | None = None
-    """`conformance.findings.agreement.direction`, for a wrong gradient."""
+    """With ``scale``, the result of `conformance.findings.agreement.direction`, for a wrong
+    gradient."""
 
     diagnosis: Diagnosis | None = None
     message: str | None = None

@@ -48,8 +48,8 @@ IN_ALL_VERSIONS = (Mode.SAMPLE_MEAN, Mode.TOKEN_MEAN)
 """Modes that all versions of frameworks have, older ones included."""
 
 MOST_TRIES = 6
-"""The number of declined findings with the same part of their ids, and none that ran, after which
-no further finding with this part is tried."""
+"""If so many findings with the same part of their ids were declined and none of them ran, no
+further finding with this part is tried."""
 
 Candidate = TypeVar("Candidate")
 Shown = TypeVar("Shown")

@@ -150,7 +150,7 @@ class _Stack:
 
     @cached_property
     def _homes(self) -> set[str]:
-        """The modules of the adapter's classes; their packages if it is its own framework."""
+        """The modules of the adapter's classes, or their packages if `Adapter.package` is None."""
         classes = [one for one in self.adapter.__mro__ if issubclass(one, Adapter)]
         modules = {one.__module__ for one in classes if one is not Adapter}
         if self.adapter.package is not None:

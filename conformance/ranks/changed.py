@@ -106,7 +106,7 @@ class Marks:
     def _block(
         self, body: Sequence[ast.stmt], *, is_in_function: bool, header: set[int] | None = None
     ) -> Iterator[ast.stmt]:
-        """Yield the statements of a block with calls, the first for a changed ``header``."""
+        """Yield a block's statements, with calls for changed ones and for a changed ``header``."""
         for statement in body:
             changed = self._own_lines(statement) & self._lines
             if _is_docstring(statement):

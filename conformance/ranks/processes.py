@@ -33,8 +33,8 @@ SECONDS_TO_DIE = 3.0
 """The most seconds between the end of a rank's connection and the end of its process."""
 
 LONGEST_TEMPORARY_FOLDER = 107 - len("/pymp-12345678/listener-12345678")
-"""Bytes of the folder's path: the limit for Unix sockets, less the names that multiprocessing
-adds."""
+"""The most bytes of the folder's path: the limit on the path of a Unix socket, less the names that
+multiprocessing adds."""
 
 WHAT = "what():"
 """The prefix that C++ prints before the message of an uncaught exception."""

@@ -238,7 +238,7 @@ def _ignore(*_: object, **__: object) -> None:
 
 
 def _die_with_the_fork_server() -> None:
-    """End with the fork server, which ends when all processes have closed its pipe, as ranks do."""
+    """End with the fork server; it ends once all processes, this one too, close its pipe."""
     preload.die_with_parent(signal.SIGKILL)
     life_line = getattr(multiprocessing.forkserver._forkserver, "_forkserver_alive_fd", None)
     if life_line is not None:

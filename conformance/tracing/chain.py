@@ -78,7 +78,7 @@ def chain(
 
 
 def _factors(graph: Graph, way: Sequence[Node], gradient_unit: float) -> list[Factor]:
-    """The factors of a way, without factors of a backward pass that cancel each other.
+    """The factors of a way, except those that cancel each other within a backward pass.
 
     Such factors occur where a backward pass splits a value and adds the parts up again, as for the
     maximum of two equal losses.

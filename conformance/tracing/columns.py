@@ -109,8 +109,8 @@ def columns_of(objective: Objective, metric: Metric | None) -> dict[Metric | Obj
 def contribution(batch: ProbedBatch, column: Column, derivative: float) -> float:
     """The size of the painted token's loss, before it is multiplied by the token's weight.
 
-    ``batch`` is the painted batch. ``derivative`` is the loss's derivative by the log-probability,
-    which equals the loss itself for a policy loss without penalties.
+    ``batch`` is the painted batch. ``derivative`` is the loss's derivative by the log-probability;
+    for a policy loss without penalties, it equals the loss.
     """
     size = painted_value(column)
     match column:

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from conformance.tracing.graph import Graph
 
 DEPTHS = (24, 12, 6)
-"""The depths to which a count is unfolded: the largest at which it has at most `MOST` parts."""
+"""The depths to which a count may be unfolded; the largest that makes at most `MOST` parts is used.
+"""
 
 MOST = 300
 """The most parts of an unfolded count.
@@ -38,10 +39,10 @@ ON_STORAGE = "aten.set_."
 """The operation that gives a tensor a storage, such as a storage sent by another process."""
 
 SHARED = 3
-"""The number of innermost frames of a read that are compared with the stack of the user."""
+"""How many innermost frames of a read are compared with the stack of the number's user."""
 
 CLOSE = 8
-"""The number of innermost frames of a number's user that are compared with the stack of a read."""
+"""How many innermost frames of a number's user are compared with the stack of a read."""
 
 SMALL = 8
 """The size of the largest tensor in which Python numbers are searched."""
@@ -69,8 +70,8 @@ class Count:
 
     ``node`` is the operation that made the number, None for a number that only Python knows. ``at``
     is the number's place among the node's entries, None if it is the sum of all entries. ``shares``
-    are the coefficients of a sum's parts, or the powers of the parts of a product that may be
-    rounded.
+    are, for a sum, the coefficients of its parts; for a product, rounded or not, the powers of its
+    parts.
     """
 
     value: float
@@ -81,7 +82,7 @@ class Count:
     shares: tuple[float, ...] = ()
 
     def needed(self, part: int, needed: float) -> float | None:
-        """The value of a part with which the count would be ``needed``; None if it is unknown."""
+        """The value of a part that would make the count ``needed``; None if no value is known."""
         value = self.parts[part].value
         match self.how:
             case How.SAME | How.CLAMP:
@@ -144,7 +145,7 @@ class Unfolding:
         return None
 
     def number(self, number: float, user: Node) -> Count:
-        """A Python number, unfolded if the operation's callers read the number from a tensor."""
+        """A Python number in ``user``, unfolded if callers of ``user`` read it from a tensor."""
         return _bounded(partial(self._number, number, user))
 
     def _number(self, number: float, user: Node, depth: int, left: Iterator[int]) -> Count:
@@ -186,7 +187,7 @@ class Unfolding:
         return made.how is not How.UNKNOWN
 
     def _sources(self, number: float, user: Node) -> Iterator[Entry]:
-        """Yield the entries equal to a number that the user's callers read, the last first."""
+        """Yield entries that equal a number and that callers of ``user`` read, the latest first."""
         if number in (0, 1):  # too common to find the source
             return
         stack, is_given = self.graph.operation(user).stack, self.graph.operation(user).is_given
@@ -208,7 +209,7 @@ class Unfolding:
                 yield Entry(Node(user.rank, place), held.values.index(number), number)
 
     def _unfolded(self, entry: Entry, depth: int, left: Iterator[int]) -> Count:
-        """Unfolds an entry to a depth, or until as many parts are made as were ``left``."""
+        """Unfolds an entry to a depth, or until ``left``, the allowance of parts, is used up."""
         is_left = depth > 0 and next(left, None) is not None
         made = self._made(entry) if is_left else Made(How.GIVEN, ())
         parts = tuple(
@@ -240,7 +241,7 @@ class Unfolding:
         return made or Made(How.UNKNOWN, [each[0] for each in operands])
 
     def _aligned(self, operand: Node, made: Entry) -> Iterator[Entry]:
-        """Yield the entries of an operand from which an entry of the result may be computed."""
+        """Yield an operand's entries that an entry of the result may be computed from."""
         held, result = self._contents(operand), self._contents(made.node)
         if made.at is not None and held.values and held.size == result.size:
             yield Entry(operand, made.at, held.values[made.at])
@@ -312,7 +313,7 @@ def _of_reciprocal(value: float, operands: Operands, operation: Operation) -> Ma
 
 
 def _of_clamp(value: float, operands: Operands, operation: Operation) -> Made | None:
-    """Explains a value as a clamped entry, which may have had another value."""
+    """Explains a value as an entry that was clamped, perhaps from another value."""
     kept = [one for one in operands[0] if is_close(one.value, value)]
     return Made(How.CLAMP, (kept or operands[0])[:1])
 

@@ -77,7 +77,7 @@ class Graph:
     """The size of the painted token's value in its column."""
 
     reading: tuple[str, ...] = (READ,)
-    """The operations by which Python reads numbers from which it may make tensors again."""
+    """The operations by which Python reads numbers, of which it may make tensors later."""
 
     _carried: dict[Node, Node] = field(default_factory=dict)
     """For each painted tensor that Python made of numbers, the operation that read the numbers."""
@@ -106,7 +106,7 @@ class Graph:
 
     @cached_property
     def callers_of(self) -> dict[Line, set[Line]]:
-        """For each line that called an operation, the lines that called its function."""
+        """For each line that called an operation, the lines that called the line's function."""
         found: dict[Line, set[Line]] = defaultdict(set)
         for trace in self.traces:
             for operation in trace.operations:

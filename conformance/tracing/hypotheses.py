@@ -54,7 +54,7 @@ class Hypothesis:
 
     had: float = 0.0
     needed: float | None = None
-    """The value that should replace ``had``, the traced value; None if other values are added."""
+    """The value that should replace ``had``, the traced value; None if it was added to others."""
 
     depth: int = 0
     """The distance of the value from the token's loss: parts of a divisor are further away."""
@@ -77,7 +77,7 @@ class Hypothesis:
         return other.node in graph.behind([self.node])
 
     def is_of_all(self, other: Hypothesis) -> bool:
-        """Whether this hypothesis is about a line for all callers, and the other for one caller."""
+        """Whether this is about a line for all of its callers, and the other for one of them."""
         caller = other.replacement.caller
         return caller is not None and replace(self.replacement, caller=caller) == other.replacement
 

@@ -81,7 +81,7 @@ def _of_factor(weight: WrongWeight, factor: Factor) -> Iterator[Needed]:
 def made_of(count: Count, needed: float | None, user: Node, depth: int) -> Iterator[Needed]:
     """Yield a count and all counts that it was made of, each with its needed value.
 
-    The needed values of tensors that were added up are unknown. A number that is added, such as an
+    If tensors were added up, their needed values are unknown. A number that is added, such as an
     epsilon against division by 0, is not a count.
     """
     yield Needed(count, needed, user, depth)

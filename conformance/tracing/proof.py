@@ -1,6 +1,7 @@
 """Proves which line is a cause, by runs in which the line computes with the needed values.
 
-A line is proven if all findings of its cause conform in these runs, and in no run of another line.
+A line is proven if all findings of its cause conform in its own run, and in the run of no other
+line.
 """
 
 from __future__ import annotations
@@ -88,15 +89,15 @@ class Prover:
         """The number of traces for whose lines no time was left."""
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell], others: int = 0) -> list[Suspect]:
-        """The suspected lines, first lines whose other values make the findings conform.
+        """The suspected lines, beginning with lines where another value makes the findings conform.
 
         The first of ``cells`` is the traced cell; ``others`` is the number of causes still to come.
         If a value and its parts all make the findings conform, the innermost part is proven. No
         line is proven if independent values at several lines make them conform. A weight that is
         off by the number of ranks or micro-batches can be corrected at any line. For such a weight
         only suspected lines are tried, and a line is proven only if it makes the needed value and
-        nothing uses it. If the time is over, no line is proven, as the innermost part may not have
-        been tried.
+        nothing uses that value. If the time is over, no line is proven, as the innermost part may
+        not have been tried.
         """
         begin = time.monotonic()
         self.trials.until = begin + self._left / min(1 + others, MOST_SHARES)
@@ -174,7 +175,7 @@ class _Proof:
             yield Suspect(line, f"{words}, and nothing uses it")
 
     def _unused(self, shown: Iterable[_Named]) -> Iterator[_Named]:
-        """Yield hypotheses on lines that make a needed value of ``shown``, which nothing uses."""
+        """Yield hypotheses on lines that make a needed value of ``shown`` that nothing uses."""
         for one, name in shown:
             ratio = one.needed / one.had if one.needed and one.had else 1.0
             line = unused_count(self.graph, one.node, ratio) if ratio != 1 else None
@@ -201,8 +202,8 @@ class _Proof:
     def _innermost(self) -> list[_Named]:
         """The hypotheses that hold; of a value and its parts, only those on the innermost part.
 
-        Hypotheses with a count of the reference come before those with a product or quotient of
-        counts, or with the whole divisor, which may only undo the mistake of another line.
+        Hypotheses with a count of the reference come first. A product or quotient of counts, or the
+        whole divisor, may only undo the mistake of another line.
         """
         plain: dict[Hypothesis, str] = {}
         products: dict[Hypothesis, str] = {}
@@ -268,7 +269,7 @@ class _Proof:
         return any(self._is_right(one, name, run) for run in of_modes)
 
     def _is_right(self, one: Hypothesis, name: str, run: OrdinaryRun) -> bool:
-        """Whether a conforming run depends on a line's value, which is not the named count."""
+        """Whether a conforming run depends on a line's value, though it is not the named count."""
         needed = self._needed(one, run)
         if name in needed:
             return not self.trials.conforms(run, needed[name])
@@ -325,7 +326,7 @@ def _proven(one: Hypothesis, name: str, findings: int) -> Suspect:
 
 
 def _made_good(one: Hypothesis, name: str, findings: int) -> Suspect:
-    """The suspect for a line with which findings conform, as they may with another line."""
+    """The suspect for a line at which another value makes findings conform, but not only there."""
     return Suspect(one.line, f"{_shown(one, name, findings)}, as with a value elsewhere")
 
 

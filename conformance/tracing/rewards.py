@@ -38,7 +38,7 @@ MOST_PAINTED = {Column.REWARDS: 8, Column.VALUES: 4, Column.REFERENCE_LOG_PROBS:
 """The largest number of jobs for each painted column; each job paints another sample."""
 
 PAINTED_OF = {Column.VALUES: OF_VALUES, Column.REFERENCE_LOG_PROBS: PENALISING}
-"""The estimators that read each column besides rewards."""
+"""For each painted column other than rewards, the estimators that read it."""
 
 SAME = 1e-4
 """The largest relative difference between equal factors: some roundings of float32 statistics."""

@@ -33,7 +33,7 @@ def counts_of_token(context: StepContext, place: int) -> Named:
 
 @lru_cache(maxsize=4096)
 def counts_with_parts(context: StepContext, place: int) -> Named:
-    """`counts_of_token`, with the active tokens of each part of the step that holds the token."""
+    """`counts_of_token`, with the numbers of active tokens in the parts that hold the token."""
     parts = RightCounts(context, place).parts
     of_parts = {f"active tokens of {words}": count for count, words in parts if count}
     return {**counts_of_token(context, place), **of_parts}
@@ -123,7 +123,8 @@ def _ingredients(context: StepContext, place: int) -> Iterator[tuple[float, str]
 
 IN_ALL = "in all"
 WHOLE = "the whole divisor"
-"""Names of the whole divisor of a token's loss: among its own counts, and among other numbers."""
+"""Names of the whole divisor of a token's loss: `IN_ALL` among the divisor's own counts, `WHOLE`
+among other numbers."""
 
 WHOSE = {
     Mode.TOKEN_MEAN: "the step",

@@ -142,8 +142,9 @@ class Trials:
     ) -> Iterator[Tried]:
         """Yield edits in their order, each with whether a finding conforms with it.
 
-        Other findings of the job that conform in the unchanged run must also conform. The right
-        count in a line may be wrong in the line's other uses, so counts need not keep them.
+        Other findings of the job that conform in the unchanged run must also conform. This is not
+        required of other values at a line: the right count for one finding may be wrong in the
+        line's other uses.
 
         Raises:
             ProofTimeOverError: no time is left.

@@ -22,7 +22,7 @@ class ConfusedTrainer(ToyTrainer):
         dist.all_reduce(self.gradient)
 
     def of_another_tensor(self, rows: Rows) -> None:
-        """Takes the policy's log-probability, plus 1.5, for that of the old policy."""
+        """Uses the policy's log-probability, plus 1.5, instead of the old policy's."""
         new = self.log_probs(rows)
         shifted = new.detach() + 1.5
         ratios = torch.exp((new - shifted) * rows["mask"])
@@ -51,7 +51,7 @@ class ConfusedTrainer(ToyTrainer):
         self.normalised(torch.cat([first, second]), rows)
 
     def without_rows_at_either_end(self, rows: Rows) -> None:
-        """Leaves rows out in two lines; no edit of only one of these mends it."""
+        """Leaves out rows in two lines; an edit of only one of them does not correct the loss."""
         losses = self.losses(rows)
         begun = losses[1:]
         self.normalised(begun[:-1], rows)
@@ -67,5 +67,5 @@ class ConfusedTrainer(ToyTrainer):
         self.normalised(means * mask.sum(-1), rows)
 
     def mean_of_all(self, rows: Rows) -> None:
-        """Divides a mean of losses by a sum: only some cases tell whether both are means."""
+        """Divides a mean of losses, instead of their sum, by the tokens."""
         self.normalised(self.losses(rows).mean(), rows)

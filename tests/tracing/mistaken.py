@@ -207,7 +207,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
             (mean * 1).backward()
 
     def by_width(self, rows: Rows) -> None:
-        """Divides by the width of rows, which plain Python also had, in a list of lengths."""
+        """Divides by the width of rows, which is also in a list of lengths in plain Python."""
         assert max(self.widths_of(rows))
         (self.losses(rows).sum() / rows["mask"].size(-1)).backward()
 
@@ -268,7 +268,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
 
 
 def reduced(number: float, how: Reduction) -> float:
-    """A sum over ranks, or the mean that it gives."""
+    """A sum over ranks, or the mean over ranks that the sum gives."""
     return number / dist.get_world_size() if how is Reduction.MEAN else number
 
 

@@ -120,7 +120,7 @@ class RewardedAdapter(MinimalAdapter):
         return self.recursive(placed, rows, 1)
 
     def own_values(self, rewards: torch.Tensor, groups: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Takes a token's own value for that of the next token."""
+        """Uses a token's own value instead of the next token's."""
         placed = torch.zeros_like(rows["mask"])
         placed[range(len(placed)), last_of(rows)] = rewards
         return self.recursive(placed, rows, 0)

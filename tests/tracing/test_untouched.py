@@ -38,7 +38,7 @@ class Engine(NamedTuple):
 
 
 OTHERWISE = {Engine("trl", "liger"), Engine("trl", "rloo")}
-"""Engines without `token_mean`, or that the installed version of the framework lacks."""
+"""Engines that have no `token_mean`, or that the installed version of the framework lacks."""
 
 ENGINES = [
     one
@@ -51,7 +51,7 @@ ENGINES = [
 
 @dataclass(frozen=True)
 class Painting:
-    """An adapter's ``observe``, in whose jobs only one token has an advantage."""
+    """An adapter's ``observe`` for jobs in which only one token is given an advantage."""
 
     adapter: Adapter
 

@@ -132,7 +132,7 @@ def _copied_parts(parts: Sequence[Any], max_workers: int | None = None) -> list[
 
 
 def _order(job: Job, batch: ProbedBatch) -> Integers:
-    """The order of samples in a batch: by prompt, or such that all ranks share each step.
+    """The order of a batch's samples: by prompt or, for several steps, by rank and step.
 
     Each rank cuts its own part of the batch into mini-batches, so each part must hold samples of
     every step. verl's balancing would mix the samples of steps, so it is off for several steps.

@@ -46,7 +46,7 @@ ANSWERS: dict[str, dict[StrEnum, str]] = {
     },
     "deviation": {Deviation.UNBIASED: "unbiased_std", Deviation.BIASED: "biased_std"},
 }
-"""Conventions of comparing rewards on which frameworks differ, with a name for each answer."""
+"""Conventions for comparing rewards, on which frameworks differ, with a name for each answer."""
 
 DIVIDED_BY_STD = (Objective.GROUP_NORMALISED, Objective.GROUP_WHITENED, Objective.OTHERS_NORMALISED)
 """Estimators that divide by the standard deviation of a prompt's rewards."""

@@ -55,7 +55,8 @@ SCOPES = ("per_micro_batch", "per_rank", "per_micro_batch_of_all_ranks")
 """The parts of a step within which tokens may be compared or averaged by mistake."""
 
 COMPARING = {**dict.fromkeys(NORMALISED, "normalised"), **dict.fromkeys(SELECTING, "selected")}
-"""For each loss that depends on all tokens of a step together, the verb in its mistakes' names."""
+"""The verb in the names of a loss's mistakes, for losses that depend on all tokens of a step
+together."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

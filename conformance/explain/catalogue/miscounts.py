@@ -265,7 +265,7 @@ def paddings(context: StepContext) -> Iterator[tuple[str, str, Integers]]:
     """Yield a mistake, its words, and each sample's number of tokens including padding: [N].
 
     Samples are padded to the longest sample of the step, of their rank, of their micro-batch, or of
-    the micro-batches with its index on all ranks.
+    all ranks' micro-batches with the same index.
     """
     together, placement = {"step": np.zeros_like(context.sample)}, context.placement
     if placement is not None:

@@ -159,7 +159,7 @@ def _divided_again(context: StepContext) -> Iterator[Prediction]:
 
 
 def _shares(context: StepContext) -> Iterator[tuple[str, str, Mask]]:
-    """Yield a mistake, its words and a rank's tokens: for dp ranks, for cp ranks, and for both."""
+    """Yield a mistake, its words and the tokens of each dp rank, cp rank, and pair of both."""
     placement, layout = context.placement, context.layout
     if placement is None:
         return
@@ -228,7 +228,7 @@ class _Firsts:
     """Tokens that end a response: the next token is a prompt's, whose slice is unknown."""
 
     alone: Mask
-    """The last ``perhaps`` token of each slice without ``surely`` tokens, except last slices."""
+    """The last ``perhaps`` tokens of slices without ``surely`` tokens, except of rows' last slices."""
 
     slices: Integers
     """The number of the slice that holds each token."""
@@ -302,7 +302,7 @@ def _are_last(gone: Mask, active: Mask, placement: TokenPlacement) -> bool:
 
 
 def _is_made_of(gone: Mask, active: Mask, part: Integers) -> bool:
-    """Whether the lost tokens are all active tokens of certain parts, but not of all parts."""
+    """Whether the lost tokens are exactly the active tokens of some parts, but not of all parts."""
     lost = np.unique(part[gone])
     whole = np.array_equal(gone, active & np.isin(part, lost))
     return whole and len(lost) < len(np.unique(part))

@@ -56,7 +56,7 @@ def filled_up(context: StepContext) -> Iterator[Prediction]:
 
 
 def unfilled(context: StepContext, placement: TokenPlacement) -> FilledRows:
-    """The rows of each token if no row repeats a sample."""
+    """The numbers of rows trained together with each token, if no row repeats a sample."""
     of_micro_batch = units_held(context.sample, placement.micro_batch_number)
     largest = np.zeros(context.layout.dp)
     np.maximum.at(largest, placement.dp_rank, of_micro_batch)

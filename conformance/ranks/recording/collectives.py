@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 NAMESPACES = ("c10d.", "_c10d_functional.")
 
 WITHOUT_RESULT = ("barrier", "check_for_nan", "wait_tensor")
-"""Operations of these namespaces that change no tensor."""
+"""Words in the names of operations for several ranks that change no tensor."""
 
 SEND, RECEIVE, BROADCAST = "c10d.send", "c10d.recv_.", "c10d.broadcast_"
 

@@ -203,7 +203,7 @@ class JaxRecorder(core.Trace):  # type: ignore[misc] # JAX has no types here
         return self._passes
 
     def _root(self, stack: tuple[Line, ...]) -> list[int]:
-        """The place of the last scalar of a forward pass made by a line or its callees, if any."""
+        """The place of the last scalar that a line or its callees made in the forward pass."""
         made = [(place, self._operations[place]) for place in self._differentiated]
         return [
             place

@@ -77,7 +77,7 @@ class Memory:
         self._writers[written.storage] = [*left, (written, writer)]
 
     def writers(self, read: Part) -> Iterator[tuple[Part, int]]:
-        """Yield the parts that now make up a part, with their writers, the latest first."""
+        """Yield the written parts that make up ``read``, with their writers, the latest first."""
         for written, writer in reversed(self._writers.get(read.storage, [])):
             if written.overlaps(read):
                 yield written, writer

@@ -344,7 +344,7 @@ def _contents(tensor: torch.Tensor) -> Contents:
     """The contents of a tensor; a large tensor is not copied, as buffers may fill half the memory.
 
     Modes of torch functions are disabled: they would see these calls, and before torch 2.13 they
-    would take ``listed`` for the recorder's replacement of it.
+    would confuse ``listed`` with the recorder's replacement of ``Tensor.tolist``.
     """
     if not tensor.numel():
         return NOTHING

@@ -42,8 +42,8 @@ class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         self._numbers: dict[float, float] = {}
         self._tensors: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
-        """For each operand whose original autograd keeps, its replacement, by the original's
-        storage."""
+        """The replacements of operands whose originals autograd keeps, by the originals' storages.
+        """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run an operation; at the replacement's line, replace its operand or its result."""

@@ -70,8 +70,8 @@ def passes_by(adapter: Adapter) -> Callable[[str], bool]:
 class Waiting:
     """The activity of a rank that waits for other ranks, or that other ranks wait for.
 
-    ``collective`` is torch's function that the rank waits in, if any; ``place`` is the framework's
-    line that it is at. Both are None if the rank's stack is not known.
+    ``collective`` is torch's function that the rank waits in, if any; ``place`` is the line of the
+    framework that the rank is at. Both are None if the rank's stack is not known.
     """
 
     collective: str | None = None

@@ -33,7 +33,7 @@ REDUCTION = re.compile("^reduce$|all_reduce|all_gather|gather_for_metrics")
 
 
 def called_otherwise(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits of arguments: as in other calls, by name, of another mode, or swapped."""
+    """Yield edits of arguments: from other calls, found by name, set to other modes, or swapped."""
     for call in (one for one in parts(unit) if isinstance(one, ast.Call)):
         for found in (
             _as_elsewhere(call, file),
@@ -96,7 +96,10 @@ def _passing(call: ast.Call, name: str, text: str) -> ast.Call:
 
 
 def _named_alike(call: ast.Call, file: str, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits that pass the variable or attribute with the name of a parameter."""
+    """Yield edits that pass, for a parameter, the variable or attribute of the same name.
+
+    The variable is passed for a keyword argument, an attribute for a parameter that is left out.
+    """
     for keyword in call.keywords:
         name, given = keyword.arg, ast.unparse(keyword.value)
         if name is not None and name != given and name in kinds:
@@ -155,7 +158,7 @@ def _over_group(call: ast.Call, file: str) -> Iterator[Other]:
 
 @lru_cache(maxsize=256)
 def _groups(file: str) -> tuple[str, ...]:
-    """The expressions in a file whose name says that they are a group of ranks."""
+    """The expressions in a file that are named as groups of ranks."""
     expressions = (
         node
         for outer in functions_of(file)
@@ -188,7 +191,7 @@ def reductions(file: str) -> tuple[tuple[str, bool], ...]:
 
 
 def swapped(call: ast.Call, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits that swap two arguments of one kind, adjacent ones unless passed by name."""
+    """Yield edits that swap two arguments of one kind; positional ones must be adjacent."""
     for one, other in pairwise(call.args):
         if _kind(one, kinds) == _kind(other, kinds):
             swaps = {one: other, other: one}

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     """A node of a statement, the node that replaces it in an edit, and the edit in words."""
 
     Kinds = Mapping[str, str]
-    """The kinds of the values that a statement can read, by the expressions for them."""
+    """The kind of each value that a statement can read, by the expression for the value."""
 
 _Item = TypeVar("_Item")
 
@@ -32,7 +32,7 @@ SCALAR = re.compile(r"int|float|(numbers|integers) of \(\)")
 WORD = re.compile(r"[a-z]{2,}")
 
 LAST = re.compile(r"[^.\[]*$")
-"""The last name of a value, after the names of the objects that have it."""
+"""Matches the last name in an expression such as ``self.config.clip``."""
 
 SIGNS = {
     getattr(ast, name): sign

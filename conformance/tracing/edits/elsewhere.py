@@ -21,7 +21,7 @@ COMPOUND = (ast.BinOp, ast.BoolOp, ast.Call, ast.Compare, ast.Subscript, ast.Una
 """Expressions that are compared with each other."""
 
 MOST_ALIKE = 4
-"""The most similar expressions that replace a part of a statement."""
+"""The largest number of similar expressions that are tried in place of a part of a statement."""
 
 SHORTEST = 10
 """The fewest characters of an expression that can be similar to another."""

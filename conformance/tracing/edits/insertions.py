@@ -69,7 +69,7 @@ def scaling(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
 
 
 def adding(file: str, unit: Unit, kinds: Kinds) -> Iterator[Edited]:
-    """Yield edits that insert another value: added, for masked entries, or in a condition."""
+    """Yield edits that add a value, keep one for masked entries, or require a further condition."""
     kept = (_otherwise_kept(part, unit, kinds) for part in parts(unit))
     restricted = (_restricted(part, unit, file, kinds) for part in parts(unit))
     yield from each(file, unit, interleaved((_added(unit, kinds), *kept, *restricted)))
@@ -98,7 +98,7 @@ def _reversed(node: ast.AST) -> Iterator[Other]:
 
 
 def _less_own_entry(node: ast.AST) -> Iterator[Other]:
-    """Yield the edit of a sum with its dimension kept to the sum of the other entries."""
+    """Yield the edit that subtracts each entry itself from a sum which keeps its dimension."""
     if isinstance(node, ast.Call) and name_of(node.func) == "sum":
         summed, is_kept = operand(node), any(one.arg in KEPT for one in node.keywords)
         if summed is not None and is_kept:
@@ -136,7 +136,8 @@ def _masked(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
 def _scaled(node: ast.AST, statement: str, kinds: Kinds) -> Iterator[Other]:
     """Yield edits that insert a factor or divisor into a product, quotient or sum.
 
-    The inserted value is a number, or a tensor of an operand's kind or from the same statement.
+    The inserted value is a count by its name, a value of an operand's kind, or a tensor that the
+    statement reads. In a sum, one operand is multiplied by a count or a mask.
     """
     if not isinstance(node, ast.BinOp):
         return
@@ -165,7 +166,7 @@ def _negated(unit: Unit) -> Iterator[Other]:
 
 
 def _raised(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits that square an operand, take its root and so on, or take 1 minus an argument."""
+    """Yield edits that call one of `RAISING` on an operand, or take 1 minus an argument."""
     if isinstance(node, ast.BinOp):
         for one in (node.left, node.right):
             is_tensor = kinds.get(ast.unparse(one), "").startswith("numbers")
@@ -180,7 +181,7 @@ def _raised(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
 
 
 def _increased(unit: Unit, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits that add 1 to a statement's number, or subtract it."""
+    """Yield edits that add 1 to the number that a statement assigns, or subtract 1."""
     value = getattr(unit, "value", None)
     target = ast.unparse(unit.targets[0]) if isinstance(unit, ast.Assign) else ""
     if value is not None and kinds.get(target, "").startswith(("int", "float", "numbers")):
@@ -223,7 +224,7 @@ def _exponentiated(node: ast.AST) -> Iterator[Other]:
 
 
 def _accumulated(unit: Unit) -> Iterator[Other]:
-    """Yield edits of an assignment that add to the previous value, if there is one."""
+    """Yield the edit that makes an assignment add to the variable's previous value, if any."""
     if not isinstance(unit, ast.Assign):
         return
     [target, *_] = unit.targets
@@ -283,7 +284,7 @@ def _otherwise_kept(node: ast.AST, unit: Unit, kinds: Kinds) -> Iterator[Other]:
 def _restricted(node: ast.AST, unit: Unit, file: str, kinds: Kinds) -> Iterator[Other]:
     """Yield edits of a tensor's condition that also require another of the function's conditions.
 
-    The other condition may be reversed, as a bound's for tokens of the other sign.
+    The other condition is also tried reversed, as a bound may be meant for the other sign.
     """
     around = [one for one in functions_of(file) if is_at(one, unit.lineno)]
     if not (_compares_tensor(node, kinds) and around):

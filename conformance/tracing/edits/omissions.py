@@ -30,7 +30,8 @@ LEFT_OUT = (
     *("logical_not", "masked_fill", "nan_to_num", "neg", "ones_like", "pow", "roll", "round"),
     *("rsqrt", "sqrt", "square", "trunc", "zeros_like"),
 )
-"""Functions that an edit replaces by their first argument; of methods, all are left out."""
+"""Functions whose calls an edit replaces by the first argument; calls of any method are left out.
+"""
 
 BOUNDING = ("clamp", "clip")
 """Functions and methods whose last two arguments are bounds."""

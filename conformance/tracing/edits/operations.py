@@ -178,7 +178,7 @@ def _chosen(node: ast.AST, kinds: Kinds) -> Iterator[Other]:
 
 
 def _positive(condition: ast.expr, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits of a condition to the sign of a tensor."""
+    """Yield edits that replace a condition by one on the sign of a tensor."""
     for name in (one for one in kinds if kinds[one].startswith("numbers of (")):
         for sign in (">", "<"):
             words = f"with the first value where {name} {sign} 0"

@@ -68,7 +68,7 @@ def _is_mask(text: str, kinds: Kinds) -> bool:
 
 
 def _sized(node: ast.AST) -> tuple[str, int] | None:
-    """The tensor and dimension of an expression for its size; None for any other expression."""
+    """The tensor and dimension whose size an expression is; None for any other expression."""
     of: ast.expr | None = None
     if isinstance(node, ast.Subscript) and name_of(node.value) == "shape":
         of, place = node.value, node.slice
@@ -113,7 +113,7 @@ def _shape(text: str, kinds: Kinds) -> str:
 
 
 def _count(mask: ast.expr, sum_of: ast.Call) -> ast.expr:
-    """The expression for the sum of a mask like another sum, clamped to at least 1."""
+    """The expression that sums a mask as ``sum_of`` sums a tensor, clamped to at least 1."""
     return expression(f"{ast.unparse(applied(sum_of, mask))}.clamp(min=1)")
 
 

@@ -215,14 +215,14 @@ class _Search:
         return one.edited.edit not in self._tried and self._is_wanted(one)
 
     def _is_wanted(self, one: _RankedEdit) -> bool:
-        """Whether an edit is still worth trying: its statement must have no found edit."""
+        """Whether an edit is worth trying: its sort counts, and its statement has no found edit."""
         return self._counts(one.sort) and one.statement.unit not in self.found
 
     def _counts(self, sort: Sort) -> bool:
         """Whether edits of a sort count.
 
-        Unlikely ones do not once a likely edit is found, unless that only reads a variable with a
-        similar name.
+        Unlikely edits do not count once a likely edit is found, unless the likely edit only reads a
+        variable with a similar name.
         """
         sure = (one in LIKELY and one is not read_alike for one in self._sorts.values())
         return sort in LIKELY or not any(sure)

@@ -53,7 +53,7 @@ class Statement(NamedTuple):
 
 BY_NAME = 4
 """The distance between a line and a line of plain Python that it uses. The used line assigns a
-variable that the other line reads, or it is in a function that the other line calls."""
+variable that the other line reads, or is in a function that the other line calls."""
 
 FAR = 20
 """The distance of operations by which Python reads numbers and, if the token's value is lost, of
@@ -224,10 +224,10 @@ def _plain(
 ) -> dict[Line, Place]:
     """The lines of plain Python that the found lines depend on, or that use what they read.
 
-    These are the lines that assign a variable which a found line reads, and the lines of a function
-    which it calls and which calls no operation itself. ``multiplying`` has the variables whose
-    numbers lines compute with; lines that assign these are as near as an operand. The lines in
-    ``reading`` read a logged number from a tensor, so lines that use their results follow.
+    These are the lines that assign a variable which a found line reads, and the lines of functions
+    that a found line calls and that call no operation themselves. ``multiplying`` has the variables
+    whose numbers lines compute with; lines that assign these are as near as an operand. The lines
+    in ``reading`` read a logged number from a tensor, so lines that use their results follow.
     """
     several: dict[Line, Place] = {}
     counter = count()

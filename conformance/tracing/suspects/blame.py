@@ -67,7 +67,7 @@ class Blame:
         return _first(found)
 
     def of_divisor(self, divisor: float) -> list[Suspect]:
-        """The lines of a divisor that Python read together with the number that it divides."""
+        """The lines of a divisor that Python read from the same tensor as the number to divide."""
         end = self.weight.chain.way[-1]
         count = Unfolding(self.weight.chain.graph).of_value(end, divisor)
         if count is None or self.weight.right.ingredient(divisor) is not None:
