@@ -321,8 +321,8 @@ def _typed(settings: Settings, default: Callable[[str], object]) -> tuple[str, .
     """Settings as users type them, without default values.
 
     If a value depends on the job, is a `Substitute` or has several parts, only the option's name is
-    given. A number is left out, because it only tunes a feature that another option switches on,
-    unless its default is 0 or None: then the number itself switches the feature on.
+    given. A number whose default is 0 or None switches a feature on. Any other number only tunes a
+    feature that another option switches on, and is left out unless nothing else is left.
     """
     changed = {name: one for name, one in settings.items() if one != default(name)}
     # Names with ``+`` are not the framework's options, so they are never off.

@@ -38,7 +38,7 @@ def import_prime_rl(source: Path | None) -> None:
 
 
 def transport(name: str) -> Any:
-    """A module of the transport of rollouts, which was moved in August 2026."""
+    """A module of the transport of rollouts; these modules were moved in August 2026."""
     return imports.found(f"prime_rl.transports.rollouts.{name}") or module(f"transport.{name}")
 
 

@@ -26,7 +26,7 @@ def budget(job: Job) -> int:
 
 
 def prompts(job: Job) -> int:
-    """The number of prompts of a batch, which must split evenly over the data-parallel ranks.
+    """The number of prompts of a batch; the prompts must split evenly over data-parallel ranks.
 
     Raises `Unsupported` for several steps, whose advantages would be normalised together.
     """

@@ -33,7 +33,7 @@ MANAGER = "hybrid_engines.fsdp.fsdp_model_manager"
 STRATEGIES = ("hybrid_engines.fsdp.strategy.fsdp", "hybrid_engines.fsdp.strategy.fsdp2")
 
 EMBODIED = "workers.actor.embodied_fsdp_actor_worker"
-"""The module of the embodied actor's class, which was in `ACTOR` until August 2026."""
+"""The module of the embodied actor's class; until August 2026, the class was in `ACTOR`."""
 
 READERS = (ACTOR, MANAGER, *STRATEGIES, "runners.reasoning_runner", "config")
 """Modules that read the options of training a language model."""

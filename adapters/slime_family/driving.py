@@ -178,7 +178,7 @@ def add_columns(
 
 
 def columns_among(given: Sequence[Any]) -> Columns:
-    """The columns among a function's arguments, which may follow a parallel state."""
+    """The columns among a function's arguments; a parallel state may come before the columns."""
     return next(one for one in given if isinstance(one, dict))
 
 

@@ -74,7 +74,7 @@ class TrlAdapter(OnAccelerate, InOneRun):
         return True
 
     def settings(self, job: Job) -> dict[str, Any]:
-        """A copy of a job's settings, which the trainer may modify; raises `Unsupported`."""
+        """A copy of a job's settings, since the trainer may modify it; raises `Unsupported`."""
         return deepcopy(super().settings(job))
 
     def run(self, job: Job, rank: Rank, batch: ProbedBatch, settings: Settings) -> Any:

@@ -56,11 +56,11 @@ class BatchPlacement:
     slices: int = 1
 
     def rows(self, responses: Integers) -> Iterator[tuple[Integers, int]]:
-        """Yield the start of each response in its row, [N], and the width of rows.
+        """Yield, for each possible form of rows, the start of each response, [N], and the width.
 
-        ``responses`` are the lengths of responses, [N]. Rows are as wide as the longest response,
-        or as the longest sequence rounded up to a multiple of one or two slices per
-        context-parallel rank.
+        ``responses`` are the lengths of responses, [N]. Rows without prompts are as wide as the
+        longest response. Rows with prompts are as wide as the longest sequence, rounded up to equal
+        slices: one or two per context-parallel rank.
         """
         yield np.zeros_like(responses), int(responses.max())
         if self.prompt_lengths is not None:

@@ -31,7 +31,7 @@ RIGHT = (Verdict.CONFORMS, Verdict.ADVICE)
 """Verdicts on steps in which nothing is wrong."""
 
 OF_TERMS = "of "
-"""The prefix of facts of a term of the loss, which only trained steps have."""
+"""The prefix of facts of a loss's terms; only trained steps have such facts."""
 
 LARGEST = 9
 """The most mistakes in an explanation: a factor and two others for each term of a loss."""

@@ -46,11 +46,14 @@ class Evidence:
         return [fact for fact in self._shared if self._is_shown(fact)]
 
     def needs_layout(self, options: Collection[str], holds: int) -> bool:
-        """Whether the cause needs one of ``options`` of layouts; the terms ``holds`` have one."""
+        """Whether the cause needs one of the layout ``options``; terms with one are ``holds``."""
         return self._is_gone(self._same_case & ~holds, self._without(options, holds))
 
     def needs_loss(self, options: Collection[str], holds: int) -> bool:
-        """Whether the cause needs one of ``options`` of losses; losses have cases of their own."""
+        """Whether the cause needs one of the loss ``options``; terms with one are ``holds``.
+
+        Facts of steps may differ in the compared terms, since losses have cases of their own.
+        """
         kept = (fact for fact in self._without(options, holds) if fact not in FACTS_OF_STEPS)
         return self._is_gone(self._absent & ~holds, kept)
 

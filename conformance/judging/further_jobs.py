@@ -154,7 +154,7 @@ class FurtherJobs(ABC):
 
     @_once_per()
     def numbers_of_rewards(self, job: Job) -> frozenset[str]:
-        """The names of logged numbers that depend on rewards where rewards determine advantages."""
+        """The names of logged numbers that rewards change, in a step with advantages from them."""
         for usual in self._steps_of_rewards(job):
             if before := self.train(usual):
                 after = self.train(with_other_rewards(usual))

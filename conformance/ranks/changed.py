@@ -1,7 +1,8 @@
 """Records which changed statements of a framework a process runs.
 
-A file with changed lines is compiled with a call before each changed statement, which records the
-statement. Line and column numbers stay the same, so tracebacks and traces are not affected.
+A file with changed lines is compiled with additional calls: before each changed statement, a call
+records the statement. Line and column numbers stay the same, so tracebacks and traces are not
+affected.
 """
 
 from __future__ import annotations

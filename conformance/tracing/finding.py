@@ -153,7 +153,10 @@ def _traces_of_cause(
 def _of_law(
     cell: MatrixCell, settings: Settings, jobs: SharedJobs
 ) -> Iterator[tuple[str, CauseTrace]]:
-    """Yield the lines that first compute a number which a law's change has changed."""
+    """Yield a cell's id and the lines that first compute a number which a law's change alters.
+
+    Only the first such number is looked for.
+    """
     after = [value for _, value in changed_by_law(cell, jobs).values()]
     ran = jobs.run(replace(cell.job, is_recorded=True)) if after else None
     if not isinstance(ran, Ran):

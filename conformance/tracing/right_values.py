@@ -41,7 +41,7 @@ PARTS = (
     f"samples with active tokens {OF_MICRO_BATCH}",
     f"samples with active tokens {OF_RANK}",
 )
-"""Names of the counts of parts of a step, which are added up to a count of the step."""
+"""Names of the counts of a step's parts; these counts are added up to a count of the step."""
 
 
 def ordered_as(held: Entries, values: Mapping[str, OfRanks]) -> dict[str, Entries]:

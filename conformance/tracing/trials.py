@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 NOT_JUDGED = (HarnessFaultError, ArithmeticError, LookupError, ValueError)
-"""Errors that judges may raise on a changed step, which no framework produces by itself."""
+"""Errors that judges may raise on a changed step, as no framework makes such a step by itself."""
 
 
 class Tried(NamedTuple):

@@ -189,7 +189,10 @@ def _of_parts(context: StepContext, part: _Part) -> Iterator[Prediction]:
 def _means_added_up(
     context: StepContext, part: _Part, tokens: Values | None
 ) -> Iterator[Prediction]:
-    """Sums micro-batch means, which are over all samples or over samples with active tokens."""
+    """Sums micro-batch means.
+
+    In some predictions the means are over all samples, in others over samples with active tokens.
+    """
     unit = context.unit[context.sample]
     every = units_held(unit, part.label)
     with_tokens = _units_with_tokens(context, unit, part.label)

@@ -146,7 +146,7 @@ def _other_parts(unit: Unit) -> Iterator[Other]:
 
 
 def _uncomputed(part: ast.AST, kinds: Kinds) -> Iterator[Other]:
-    """Yield edits that read a tensor, or its opposite, instead of computing one of its kind."""
+    """Yield edits that read a tensor, or its negative, where one of the same kind is computed."""
     if not isinstance(part, (ast.BinOp, ast.Call)):
         return
     read = {ast.unparse(one) for one in ast.walk(part) if isinstance(one, ast.expr)} & kinds.keys()
