@@ -228,7 +228,7 @@ class _Firsts:
     """Tokens that end a response: the next token is a prompt's, whose slice is unknown."""
 
     alone: Mask
-    """The last ``perhaps`` tokens of slices without ``surely`` tokens, except of rows' last slices."""
+    """The last ``perhaps`` tokens of slices without ``surely`` tokens, except rows' last slices."""
 
     slices: Integers
     """The number of the slice that holds each token."""
