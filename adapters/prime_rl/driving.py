@@ -112,7 +112,7 @@ def _older_trainer_patches(history: list[dict[str, Any]]) -> Iterator[tuple[Any,
     """Yields modules with replacements of attributes that only some versions have.
 
     Before August 2026 the trainer served several runs and packed their samples, and before August
-    15 it created its monitor itself, whose metrics are kept in ``history``.
+    15 it created its monitor itself, whose ``history`` it also reads.
     """
 
     def log(metrics: Mapping[str, Any], step: int) -> None:
@@ -121,7 +121,7 @@ def _older_trainer_patches(history: list[dict[str, Any]]) -> Iterator[tuple[Any,
     of_trainer: dict[str, Any] = {
         "build_bin_cost": lambda _: sum,
         "setup_multi_run_manager": lambda *_, **__: ONLY_RUN,
-        "setup_monitor": lambda *_, **__: SimpleNamespace(log=log),
+        "setup_monitor": lambda *_, **__: SimpleNamespace(log=log, history=history),
         "setup_tokenizer": nothing,
     }
     of_loader = {"get_multi_run_manager": lambda: ONLY_RUN, "setup_packer": lambda **_: PACKER}
