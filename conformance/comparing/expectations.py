@@ -237,8 +237,8 @@ class KnownMistake(_Entry):
 class KnownFailure(_Entry):
     """A crash, or the refusal of an ordinary step, in certain findings.
 
-    The first line of each finding's message must contain the words in ``message``, so that another
-    crash, or a time-out, is not mistaken for it.
+    The first line of each finding's message, or the place of its error, must contain the words in
+    ``message``, so that another crash, or a time-out, is not mistaken for it.
     """
 
     name: Literal[Verdict.CRASHED, Verdict.DECLINED]
@@ -260,7 +260,7 @@ class KnownFailure(_Entry):
             return "it conforms: fixed; remove it"
         if finding.verdict is not self.name:
             return f"it is {finding.verdict}, not {self.name}"
-        if self.message not in first_line(finding.message):
+        if not self.explains(finding):
             return f"it is {finding.verdict} without the words {self.message!r}"
         return None
 

@@ -96,12 +96,15 @@ def test_listed_findings_have_to_fail_as_listed_and_others_to_be_right_or_explai
     assert words in decision.words
 
 
-def test_a_failure_without_findings_is_known_by_its_words_or_its_place(tmp_path: Path) -> None:
+def test_a_failure_is_known_by_its_words_or_its_place(tmp_path: Path) -> None:
     here = crash("a", "KeyError: 'rollout'\nTraceback")
     entry = {name: value for name, value in CRASH.items() if name != "findings"}
     placed = entry | {"message": "loss.py:7 (reduce)", "link": None, "line": "fw/loss.py:7"}
     at_place = here.model_copy(update={"place": "fw/loss.py:7 (reduce)"})
 
+    listed = expecting(tmp_path, placed | {"findings": CRASH["findings"]})
+    assert listed.decision(at_place).outcome is Outcome.KNOWN
+    assert listed.decision(here).outcome is Outcome.FAILS
     by_words = expecting(tmp_path, entry)
     assert by_words.decision(here).outcome is Outcome.KNOWN
     assert by_words.decision(crash("a", "ValueError")).outcome is Outcome.FAILS
