@@ -31,8 +31,8 @@ from tests.mutants.kills import cells_of
 from tests.mutants.mutant import LARGEST, Mutant, MutantAdapter, MutantJob
 
 MOST_TRIED = 20
-"""How many findings of a mutant are tried, those on the most ranks first, until one is wrong; after
-these, one finding of each layout is tried."""
+"""The most findings of a mutant that are tried, those on the most ranks first, until one is wrong;
+after these, one finding of each layout is tried."""
 
 
 def place(mutant: type[Mutant], pool: RankPool) -> int | None:
