@@ -39,10 +39,10 @@ ON_STORAGE = "aten.set_."
 """The operation that gives a tensor a storage, such as a storage sent by another process."""
 
 SHARED = 3
-"""The number of innermost frames of a read that are compared with the stack of the number's user."""
+"""The innermost frames of a read that are compared with the stack of the number's user."""
 
 CLOSE = 8
-"""The number of innermost frames of a number's user that are compared with the stack of a read."""
+"""The innermost frames of a number's user that are compared with the stack of a read."""
 
 SMALL = 8
 """The size of the largest tensor in which Python numbers are searched."""
