@@ -246,12 +246,12 @@ class KnownFailure(_Entry):
     message: Words
 
     def is_of(self, cause: Cause) -> bool:
-        """Whether a cause is a failure with these words, or at the place that they name."""
+        """Whether a cause is a failure with the entry's words, or at the place that they name."""
         said = f"{cause.statement} {cause.place or ''}"
         return cause.name == self.name and self.message in said
 
     def explains(self, finding: Finding) -> bool:
-        """Whether a finding fails with these words, or at the place that they name."""
+        """Whether a finding fails with the entry's words, or at the place that they name."""
         return finding.verdict is self.name and self.message in failure(finding)
 
     def objection(self, finding: Finding) -> str | None:

@@ -197,7 +197,8 @@ class _ToGradient(_Tracer):
         context = self._context(step_index)
         right = self._expected(step_index)[place]
         traced = _farthest(of_tokens[:, place], right)
-        is_part = column is Column.OLD_LOG_PROBS  # the loss also has advantages
+        # An ordinary weight also has the term of the advantages, not only kl_cov's penalty.
+        is_part = column is Column.OLD_LOG_PROBS
         return TracedJob(
             job=job,
             token=token,

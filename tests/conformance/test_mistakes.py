@@ -232,7 +232,8 @@ BEFORE_TOKEN, BEFORE_SAMPLE = (
         ),
         # Ten active tokens, and one counted for the empty sample.
         (SAMPLE, "weights_of_token_mean_counting_empty_samples", [[11.0] * 10]),
-        # Of 7, 3, 8 and 4 tokens, prompts included, each of two slices counts 3, 1, 4 and 2.
+        # The micro-batches have 7, 3, 8 and 4 tokens with their prompts, 22 in all. Each of the two
+        # cp ranks counts half of each, rounded down: 3, 1, 4 and 2, so together they count 20.
         (SLICES, "cp_shares_rounded_down", [[10 * 20 / 22] * 10]),
         (PROMPT, "runs_counted_as_prompts", [of_samples(9, 9, 12, 9)]),
     ],

@@ -72,7 +72,7 @@ TRAINED = EstimatorConventions(transitions=TokenSet.ACTIVE)
         # If the masked token is penalised, too: -1/2 + 3/8 = -1/8; -1/4 - 1/16.
         (advantages.discounted_returns, ALL_TOKENS, [-0.3125, -0.125, 0.75, 1.375, 2.75, 5]),
         # From each sample's last token back, A = δ + A'/4. δ is 3/4 - 3, 0 + 3/2 - 2 and -1/4 + 1 -
-        # 1; then 11/4 - 1 and 1/2 - 1; then 5 - 2.
+        # 1 in the first sample, 11/4 - 1 and 1/2 - 1 in the second, and 5 - 2 in the third.
         (advantages.gae, EstimatorConventions(), [-0.515625, -1.0625, -2.25, -0.0625, 1.75, 3]),
         # The first sample without its masked token: δ are 3/4 - 3 and -1/4 + 3/2 - 1.
         (advantages.gae, TRAINED, [-0.3125, 0, -2.25, -0.0625, 1.75, 3]),
