@@ -77,7 +77,7 @@ class Graph:
     """The size of the painted token's value in its column."""
 
     reading: tuple[str, ...] = (READ,)
-    """The operations by which Python reads numbers, of which it may make tensors later."""
+    """Names of operations by which Python reads numbers; it may make tensors of them later."""
 
     _carried: dict[Node, Node] = field(default_factory=dict)
     """For each painted tensor that Python made of numbers, the operation that read the numbers."""

@@ -140,7 +140,7 @@ class Trials:
     def conforming(
         self, run: OrdinaryRun, edits: Iterable[Edit], ranks: SideBySide
     ) -> Iterator[Tried]:
-        """Yield edits in their order, each with whether a finding conforms with it.
+        """Yield edits in their order, each with what it does to a finding.
 
         Other findings of the job that conform in the unchanged run must also conform. This is not
         required of other values at a line: the right count for one finding may be wrong in the

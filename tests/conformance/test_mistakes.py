@@ -411,8 +411,8 @@ def test_what_fills_up_is_counted_in_a_mean_over_micro_batches(
     [
         # The second rank has three micro-batches: one with a copy beside sample 3, one with sample
         # 4, and one with only a copy. The first rank's mean is over its one micro-batch, or over
-        # three, two of which are padding. Or a rank's micro-batches all count as many rows as its
-        # largest: three, or two.
+        # three, of which two are padding. Or each micro-batch of a rank counts as many rows as the
+        # largest one of the rank: three, or two.
         (SAMPLES, EQUAL, [(12, 6, 48, 18), (36, 18, 48, 18), (12, 6, 48, 36)]),
         (TOKENS, EQUAL, [(6, 6, 24, 18), (18, 18, 24, 18)]),
         (SAMPLES, BY_ROWS, [(12, 6, 32, 24), (36, 18, 32, 24), (12, 6, 32, 48)]),

@@ -108,7 +108,7 @@ def _of_copies(estimate: Estimate) -> Iterator[Wrong]:
 
 
 def _of_padding(estimate: Estimate) -> Iterator[Wrong]:
-    """Yield advantages whitened by a mean in which padding to the longest response counts as 0."""
+    """Yield advantages that are whitened by a mean over responses padded with 0."""
     raw, rollouts, conventions = estimate.raw, estimate.rollouts, estimate.conventions
     lengths, chosen = np.bincount(rollouts.sample), rollouts.tokens(conventions.whitened)
     name = "padding_whitened"
