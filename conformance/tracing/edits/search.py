@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from conformance.tracing.edits.statements import Statement
     from conformance.tracing.placed import OrdinaryRun
     from conformance.tracing.trace import Trace
-    from conformance.tracing.trials import Trials
+    from conformance.tracing.trials import Trials, Tried
 
     Place = tuple[str, int]
     """A file and the first line of a function in it."""
@@ -139,6 +139,8 @@ class _Search:
     """The number of tried edits of each statement, if none of them changes a number."""
 
     _moved: set[Unit] = field(default_factory=set)
+    """The statements of which an edit changes a number."""
+
     _tried: set[Edit] = field(default_factory=set)
     _further: list[OrdinaryRun] = field(default_factory=list)
     """Runs in other cases that tell edits apart, and must conform as well."""
@@ -243,7 +245,7 @@ class _Search:
 
         for tried in self.trials.conforming(self.runs[0], edits(), self.ranks):
             one = begun.pop(tried.edit)
-            self._note(one.statement.unit, moves=tried.moves)
+            self._note(one.statement.unit, tried)
             helps = tried.conforms and self._is_wanted(one) and self._suits_others(tried.edit)
             if helps:
                 self.found[one.statement.unit] = one.statement, one.edited
@@ -260,8 +262,9 @@ class _Search:
         """Conforming runs of other losses and estimators, which tell edits of shared code apart."""
         return tuple(islice(self.trials.right_elsewhere(self.runs[0]), MOST_ELSEWHERE))
 
-    def _note(self, unit: Unit, *, moves: bool) -> None:
-        if moves:
+    def _note(self, unit: Unit, tried: Tried) -> None:
+        """Note whether an edit of a statement changes a number."""
+        if tried.moves:
             self._moved.add(unit)
             del self._unmoved[unit]
         elif unit not in self._moved:
