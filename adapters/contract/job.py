@@ -177,6 +177,15 @@ class Edit(NamedTuple):
     text: str
 
 
+class FileVersions(NamedTuple):
+    """Other versions of a framework's files, whose functions run in place of the imported ones."""
+
+    texts: tuple[tuple[str, str], ...]
+    """The path and the other text of each file."""
+
+
+CodeChange = Edit | FileVersions
+
 MARKS = 4096
 """The mark of rank 0's first entry, and the number of marks of each rank. Marks are so small that
 all their products with counts are exact in float32."""
@@ -241,8 +250,8 @@ class Job:
     other jobs set."""
     painted: Paint | None = None
     """The only entry of a column with a non-zero value, if any."""
-    replaced: Replacement | Edit | None = None
-    """A value or statement that replaces one of the framework's own in an experiment."""
+    replaced: Replacement | CodeChange | None = None
+    """A value or code that replaces the framework's own in an experiment."""
 
     is_recorded: bool = False
     """Whether the operations of all ranks are recorded, for a trace."""

@@ -19,7 +19,7 @@ from conformance.plugin.options import finding_id, settings_of
 from conformance.runs.options import GITHUB_SUMMARY
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Sequence
+    from collections.abc import Generator, Iterable, Mapping, Sequence
 
     from rich.console import Console
     from xdist.remote import Producer
@@ -80,17 +80,26 @@ class Controller:
         """Trace the causes of a completed run, on the same kind of ranks as its findings."""
         is_asked = self._came_to_its_end and not self._config.getoption("no_trace")
         if self._recorder is not None and is_asked:
-            self._trace(self._recorder.causes(), self._recorder, jobs)
+            hunks = self._recorder.settings.hunks
+            self._trace(self._recorder.causes(), self._recorder, jobs, hunks)
 
-    def _trace(self, causes: Iterable[Cause], recorder: FindingRecorder, jobs: SharedJobs) -> None:
+    def _trace(
+        self,
+        causes: Iterable[Cause],
+        recorder: FindingRecorder,
+        jobs: SharedJobs,
+        hunks: Mapping[str, str],
+    ) -> None:
         from conformance.comparing.known import known
         from conformance.tracing.finding import traces_of_causes
         from conformance.tracing.proof import Prover, default_seconds
+        from conformance.tracing.undone import Changes
 
         folder, settings = self._config.getoption("traces"), recorder.settings
         asked = self._config.getoption("proof_time")
         usual = default_seconds(time.time() - self._start)
-        prover = Prover(jobs, seconds=usual if asked is None else asked)
+        seconds = usual if asked is None else asked
+        prover = Prover(jobs, seconds=seconds, changes=Changes(hunks))
         audited = known(settings.adapter.name, settings.adapter.engine)
 
         def is_audited(cause: Cause) -> bool:
@@ -98,7 +107,7 @@ class Controller:
 
         for name, trace in traces_of_causes(causes, settings, prover, folder, is_audited):
             recorder.traces[name] = trace
-        self._unproven += prover.given_up
+        self._unproven += len(prover.given_up)
 
     def review(self, side: Side) -> None:
         """Make the findings of one version in a review, and trace the causes of worse findings."""
@@ -116,7 +125,7 @@ class Controller:
             return
         side.wait_for_base()
         side.name_what_is_carried()
-        self._trace(side.new_causes(), side.recorder, side.jobs)
+        self._trace(side.new_causes(), side.recorder, side.jobs, side.task.hunks)
 
     @property
     def _came_to_its_end(self) -> bool:

@@ -70,6 +70,7 @@ def _read_options(config: pytest.Config) -> Settings:
     return Settings.of(
         adapter=adapter,
         source=option("source"),
+        base=option("base"),
         engine=option("engine"),
         modes=option("modes"),
         checks=option("checks"),

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from adapters.contract.job import Edit
+from adapters.contract.job import CodeChange
 from conformance.ranks.messages import Declined
 
 if TYPE_CHECKING:
@@ -66,6 +66,6 @@ class SideBySide(AbstractContextManager["SideBySide"]):
         pool, job = busy.popleft()
         self._free.append(pool)
         outcome = pool.outcome()
-        if isinstance(job.replaced, Edit) and isinstance(outcome, Declined):
+        if isinstance(job.replaced, CodeChange) and isinstance(outcome, Declined):
             pool.run(replace(job, replaced=None))
         return outcome

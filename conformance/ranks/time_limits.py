@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from adapters.contract.job import Edit
+from adapters.contract.job import CodeChange
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,7 +35,9 @@ Ranks that waited for each other to make a process group used 0.004."""
 def patience_with(job: Job, time_limit: float, *, expects_a_hang: bool) -> Patience:
     """The time to wait for a job; a job that tries an edit or another value ends early."""
     quiet = SECONDS_OF_QUIET if job.replaced is None else QUIET_IN_A_TRIAL
-    most = min(time_limit, SECONDS_OF_AN_EDIT) if isinstance(job.replaced, Edit) else time_limit
+    most = (
+        min(time_limit, SECONDS_OF_AN_EDIT) if isinstance(job.replaced, CodeChange) else time_limit
+    )
     return Patience(most, quiet, expects_a_hang=expects_a_hang)
 
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from adapters.contract import Job, Rank, Refused, Unsupported
 from adapters.contract.batch.altered import painting
 from adapters.contract.batch.probed_batch import AlteredBatch
-from adapters.contract.job import Edit
+from adapters.contract.job import CodeChange
 from adapters.contract.objective import Objective
 from adapters.contract.recorded import LOGGED, TRAINING
 from conformance.findings.sanitize import sanitize
@@ -110,7 +110,7 @@ def _answer(spec: WorkerSpec, job: Job, rank: Rank) -> Reply:
     except Refused as reason:
         return Declined("refused", sanitize(str(reason), spec.source))
     except Exception as error:
-        if not isinstance(job.replaced, Edit):
+        if not isinstance(job.replaced, CodeChange):
             raise
         return Declined("refused", sanitize(f"an edit raised {error!r}", spec.source))
     return Observed(observation)
@@ -148,7 +148,7 @@ def _recorded(spec: WorkerSpec, job: Job, rank: Rank) -> Observed:
 
 
 def _observe_replacing(
-    spec: WorkerSpec, job: Job, rank: Rank, replaced: Replacement | Edit
+    spec: WorkerSpec, job: Job, rank: Rank, replaced: Replacement | CodeChange
 ) -> Observed:
     """The adapter's observation while values or operations of the framework are replaced."""
     from conformance.ranks.recording.replacing import replacing_mode

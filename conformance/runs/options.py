@@ -36,6 +36,9 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "source": _option(
         "PATH[@REF]|pypi:VERSION", "its code: a checkout, any commit, or a release (as installed)"
     ),
+    "base": _option(
+        "REF", "the version that --source changes; lines are proven by undoing its changes"
+    ),
     "engine": _option("NAME", "training engine, where it has several"),
     "modes": _option("MODE,…", "modes to run, such as token_mean,constant:64"),
     "checks": _option("CHECK,…", "checks to make, such as weights,metric (all)"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Self
 
 from adapters.contract import Layout
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 class ReviewTask:
     """The task of the head's or the base's run in a review.
 
-    The head looks for jobs that run the changed ``lines``; the base ``follows`` the head's report.
+    The head looks for jobs that run the changed ``lines``; ``hunks`` has the
+    changes of each file; the base ``follows`` the head's report.
     ``kept`` are ids of the base's findings that need not be made again, and ``base`` the reports
     with all findings of the base. From ``trace_at``, in seconds since the epoch, the head makes no
     further findings if a finding is worse by then.
@@ -28,6 +29,7 @@ class ReviewTask:
     usual: tuple[str, ...]
     special: tuple[str, ...] = ()
     lines: Mapping[str, list[int]] | None = None
+    hunks: Mapping[str, str] = field(default_factory=dict)
     follows: str | None = None
     kept: tuple[str, ...] = ()
     base: tuple[str, ...] = ()

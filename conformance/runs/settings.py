@@ -18,12 +18,13 @@ from conformance.plan.plan import Plan
 from conformance.ranks import processes
 from conformance.ranks.hardware import ON_CPU, Hardware, choice
 from conformance.runs import registry
+from conformance.sources.changes import hunks_since
 from conformance.sources.source import Source, resolve
 from reference import did_you_mean
 from reference.aggregation import Aggregation, Mode
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from adapters.contract import Adapter
@@ -43,6 +44,9 @@ class Settings:
     hardware: Hardware = ON_CPU
     adapter_class: str | None = None
     """The name of the adapter, if it was given as ``module:Class``."""
+
+    hunks: Mapping[str, str] = field(default_factory=dict)
+    """The changes since a base, if one is given: the hunks of each file, by absolute path."""
 
     @classmethod
     def of(
@@ -68,6 +72,7 @@ class Settings:
         expect: Path | None = None,
         baseline: Path | None = None,
         case_file: Path | None = None,
+        base: str | None = None,
     ) -> Settings:
         """The settings that a user's options give, after all checks.
 
@@ -110,6 +115,7 @@ class Settings:
             report=report,
             hardware=hardware,
             adapter_class=adapter if registry.is_class(adapter) else None,
+            hunks={} if base is None else _hunks(chosen, source, base),
         )
         return replace(settings, gate=_gate(settings, expect, baseline))
 
@@ -126,6 +132,14 @@ def _require_drivable(option: str, chosen: str, adapter: Adapter, known: Sequenc
             f" with {' and '.join(known)} alone",
             f"leave --{option} out",
         )
+
+
+def _hunks(adapter: Adapter, source: str | None, base: str) -> dict[str, str]:
+    if source is None:
+        raise InvalidSettingsError(
+            f"--base={base} is the base of no named version", "name one with --source"
+        )
+    return hunks_since(adapter, source, base)
 
 
 def _gate(settings: Settings, expect: Path | None, baseline: Path | None) -> Gate:

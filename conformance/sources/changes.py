@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from conformance.sources.source import (
@@ -20,7 +21,6 @@ from conformance.sources.source import (
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-    from pathlib import Path
 
     from adapters.contract import Adapter
 
@@ -134,13 +134,26 @@ def lines_in_head(
     A hunk that only removes lines is represented by the line before it, and by the line after it if
     both are in the same block.
     """
-    root = _package(adapter, found.head.source(found.repository)).parent
-    paths = {name: (root / name).resolve() for name in changed}
+    hunks = hunks_in_head(adapter, found, changed)
     return {
-        str(path): [*_numbers(changed[name], path)]
-        for name, path in paths.items()
-        if path.is_file()
+        path: [*_numbers(text, Path(path))] for path, text in hunks.items() if Path(path).is_file()
     }
+
+
+def hunks_in_head(adapter: Adapter, found: Versions, changed: Mapping[str, str]) -> dict[str, str]:
+    """The hunks of each changed file by the file's absolute path in the later version."""
+    root = _package(adapter, found.head.source(found.repository)).parent
+    return {str((root / name).resolve()): hunks for name, hunks in changed.items()}
+
+
+def hunks_since(adapter: Adapter, source: str, base: str) -> dict[str, str]:
+    """The hunks of each file that a version changes, by absolute path.
+
+    Raises:
+        SourceError: a version does not exist or is not available.
+    """
+    found = versions(source, base)
+    return hunks_in_head(adapter, found, changed_lines(adapter, found))
 
 
 def root_in_head(adapter: Adapter, found: Versions) -> Path:

@@ -88,7 +88,8 @@ def traces_of_causes(
     """Yield the ids and traces of findings for causes of wrong gradients or logs, as they are made.
 
     If a folder is given, the recorded operations are written to it. When all causes are traced,
-    lines are proven, but not those of audited causes, whose lines are known.
+    lines are proven: first changes of the version, then other lines, but not the lines of audited
+    causes, which are known.
 
     For each cause, the smallest finding with a suspected line in the framework is traced, gradients
     before logs. For a cause that no known mistake explains, several findings are traced, since each
@@ -120,9 +121,14 @@ def traces_of_causes(
                 yield of_cause[0].id, found
                 if not is_audited(cause.model_copy(update=dict(found))):
                     unproven.append((trace, of_cause))
-        for number, (trace, of_cause) in enumerate(unproven, 1):
-            lines = prover.proven(trace, of_cause, others=len(unproven) - number)
-            yield of_cause[0].id, replace(trace, suspects=lines).of_cause
+        for prove in (prover.changed, prover.proven):
+            waiting, unproven = unproven, []
+            for number, (trace, of_cause) in enumerate(waiting, 1):
+                lines = prove(trace, of_cause, others=len(waiting) - number)
+                if lines:
+                    yield of_cause[0].id, replace(trace, suspects=lines).of_cause
+                else:
+                    unproven.append((trace, of_cause))
     except StartError:  # the framework could not be reloaded after a crash
         return
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from typing import TYPE_CHECKING
@@ -32,6 +33,7 @@ from conformance.tracing.right_values import (
 )
 from conformance.tracing.suspects.reasons import Suspect, extent, of_lines
 from conformance.tracing.trials import ProofTimeOverError, Trials
+from conformance.tracing.undone import NO_CHANGES
 from conformance.tracing.unused import unused_count, unused_product
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
     from conformance.tracing.placed import OrdinaryRun
     from conformance.tracing.right_values import Entries, LeftOut, OfRanks
     from conformance.tracing.trace import Trace
+    from conformance.tracing.undone import Changes
 
     _Named = tuple[Hypothesis, str]
     """A hypothesis with which findings conform, and the name of the needed value."""
@@ -81,12 +84,18 @@ class Prover:
     """
 
     def __init__(
-        self, jobs: SharedJobs, most_edited: int = MOST_EDITED, *, seconds: float = math.inf
+        self,
+        jobs: SharedJobs,
+        most_edited: int = MOST_EDITED,
+        *,
+        seconds: float = math.inf,
+        changes: Changes = NO_CHANGES,
     ) -> None:
         self.trials = Trials(jobs, most_edited)
+        self._changes = changes
         self._left = seconds
-        self.given_up = 0
-        """The number of traces for whose lines no time was left."""
+        self.given_up: set[str] = set()
+        """The traced findings for whose lines no time was left."""
 
     def proven(self, trace: Trace, cells: Sequence[MatrixCell], others: int = 0) -> list[Suspect]:
         """The suspected lines, beginning with lines where another value makes the findings conform.
@@ -99,19 +108,41 @@ class Prover:
         nothing uses that value. If the time is over, no line is proven, as the innermost part may
         not have been tried.
         """
+        with self._timed(trace.finding, others):
+            if runs := self._unchanged(cells):
+                return _Proof(self.trials, trace, trace.graph, runs[0], runs[1:]).lines()
+        return trace.suspects
+
+    def changed(self, trace: Trace, cells: Sequence[MatrixCell], others: int = 0) -> list[Suspect]:
+        """The suspected lines, beginning with changes of the version that are proven.
+
+        The list is empty if no change is proven; see `Changes.proven`.
+        """
+        with self._timed(trace.finding, others):
+            runs = self._unchanged(cells) if self._changes.hunks else []
+            found = self._changes.proven(self.trials, trace, runs) if runs else []
+            return of_lines([*found, *trace.suspects]) if found else []
+        return []
+
+    @contextmanager
+    def _timed(self, finding: str, others: int) -> Iterator[None]:
+        """A context that is left early once a cause has used its share of the time."""
         begin = time.monotonic()
         self.trials.until = begin + self._left / min(1 + others, MOST_SHARES)
         try:
-            first = self.trials.ordinary(cells[0])
-            if first is None:
-                return trace.suspects
-            further = islice(filter(None, map(self.trials.ordinary, cells[1:])), MOST_SHOWN)
-            return _Proof(self.trials, trace, trace.graph, first, [*further]).lines()
+            yield
         except ProofTimeOverError:
-            self.given_up += 1
-            return trace.suspects
+            self.given_up.add(finding)
         finally:
             self._left -= time.monotonic() - begin
+
+    def _unchanged(self, cells: Sequence[MatrixCell]) -> list[OrdinaryRun]:
+        """The unchanged runs of a cause's first findings; empty if the first does not run."""
+        first = self.trials.ordinary(cells[0])
+        if first is None:
+            return []
+        further = filter(None, map(self.trials.ordinary, cells[1:]))
+        return [first, *islice(further, MOST_SHOWN)]
 
 
 @dataclass

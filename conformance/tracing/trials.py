@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from adapters.contract.job import CodeChange
 from conformance.corpus.cases import CORPUS
 from conformance.findings.errors import HarnessFaultError
 from conformance.findings.verdict import Verdict
 from conformance.judging.outcome import is_plainly_wrong, judge_outcome
 from conformance.judging.weights import final_weights, step_context
 from conformance.plan.checks import CHECK_SPECS
+from conformance.ranks.messages import Declined
 from conformance.ranks.pool import Ran
 from conformance.runs.check import is_offered
 from conformance.tracing.placed import OrdinaryRun
@@ -105,7 +107,10 @@ class Trials:
 
     def _run(self, job: Job) -> Outcome:
         self._require_time()
-        return self.jobs.run(job)
+        outcome = self.jobs.run(job)
+        if isinstance(outcome, Declined) and isinstance(job.replaced, CodeChange):
+            self.jobs.run(replace(job, replaced=None))  # fails if the step left ranks spoilt
+        return outcome
 
     def _require_time(self) -> None:
         if time.monotonic() > self.until:
@@ -129,8 +134,8 @@ class Trials:
         )
         return np.concatenate([*of_steps], axis=1)
 
-    def conforms(self, run: OrdinaryRun, replaced: Replacement | Edit) -> bool:
-        """Whether a finding conforms if a line computes with another value.
+    def conforms(self, run: OrdinaryRun, replaced: Replacement | CodeChange) -> bool:
+        """Whether a finding conforms with another value at a line, or with other code.
 
         Raises:
             ProofTimeOverError: no time is left.

@@ -372,6 +372,10 @@ def test_a_review_ends_in_one_sentence_and_keeps_both_reports(
     assert output[0].startswith("change ")
     assert output[1] == "changes lineage.py"
     assert "new: an extra division by cp" in "\n".join(output)
+    assert (
+        f"  look at slime/lineage.py:{WITHOUT_CP.line} (scaled): proven: with"
+        f" `{WITHOUT_CP.old}, log` as in the base, "
+    ) in "\n".join(output)
     assert output[-1] == (
         "An extra division by cp (context-parallel ranks), with `--loss-aggregation=token_mean`"
         f" (lineage.py:{WITHOUT_CP.line}); nothing else got worse."
@@ -381,6 +385,23 @@ def test_a_review_ends_in_one_sentence_and_keeps_both_reports(
 
     assert cli.main([*arguments, f"--source={repository}@main", "--base=change"]) == 0
     assert "Nothing got worse; fixed: an extra division by cp" in capsys.readouterr().out
+
+
+def test_a_run_proves_lines_by_the_changes_since_a_base(repository: Path, tmp_path: Path) -> None:
+    chosen = ("--layout=dp1-cp2-mb1-thd", "--checks=weights", "--modes=token_mean")
+    version = (f"--source={repository}@change", "--base=main")
+    found = command.run(tmp_path, "slime", *version, *chosen, "--case=uneven_lengths").report
+
+    [cause] = found.causes
+    assert [one.line for one in cause.suspects[:1]] == [WITHOUT_CP.line]
+    assert f"proven: with `{WITHOUT_CP.old}, log` as in the base" in cause.suspects[0].why
+
+
+def test_a_base_is_of_a_named_version(tmp_path: Path) -> None:
+    result = command.run(tmp_path, "onetokenshort", "--base=main", "--collect-only")
+
+    assert result.status == pytest.ExitCode.USAGE_ERROR
+    assert "--base=main is the base of no named version; name one with --source" in result.output
 
 
 @pytest.mark.processes

@@ -15,7 +15,7 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from adapters.contract.job import Edit
 
@@ -31,8 +31,8 @@ class Editing:
         self._before: list[tuple[FunctionType, CodeType]] = []
 
     def __enter__(self) -> Editing:
-        codes = {_identity(code): code for code in _codes(_compiled(self._edit))}
-        for function in _functions(self._edit.file):
+        codes = {_identity(code): code for code in codes_in(_compiled(self._edit))}
+        for function in functions_in([self._edit.file]):
             code, own = codes.get(_identity(function.__code__)), function.__code__
             if code is not None and code != own and code.co_freevars == own.co_freevars:
                 self._before.append((function, own))
@@ -122,24 +122,33 @@ def span_of(node: ast.AST) -> tuple[int, ...]:
     return tuple(getattr(node, name) for name in names if hasattr(node, name))
 
 
-def _codes(code: CodeType) -> Iterator[CodeType]:
+def codes_in(code: CodeType) -> Iterator[CodeType]:
     """Yield the code of all functions that are nested in a code object."""
     for one in code.co_consts:
         if isinstance(one, CodeType):
             yield one
-            yield from _codes(one)
+            yield from codes_in(one)
 
 
 _known: dict[str, list[FunctionType]] = {}
 """The functions of each file, kept once a search has found some."""
 
 
-def _functions(file: str) -> list[FunctionType]:
-    if not _known.get(file):
-        is_frozen = gc.get_freeze_count() > 0  # get_objects leaves out frozen objects
-        gc.unfreeze()
-        functions = (one for one in gc.get_objects() if type(one) is FunctionType)
-        _known[file] = [one for one in functions if one.__code__.co_filename == file]
-        if is_frozen:
-            gc.freeze()
-    return _known[file]
+def functions_in(files: Sequence[str]) -> Iterator[FunctionType]:
+    """Yield all functions of this process that some files define."""
+    unknown = {file for file in files if not _known.get(file)}
+    _known.update((file, []) for file in unknown)
+    for one in _all_functions() if unknown else ():
+        if one.__code__.co_filename in unknown:
+            _known[one.__code__.co_filename].append(one)
+    for file in files:
+        yield from _known[file]
+
+
+def _all_functions() -> list[FunctionType]:
+    is_frozen = gc.get_freeze_count() > 0  # get_objects leaves out frozen objects
+    gc.unfreeze()
+    functions = [one for one in gc.get_objects() if type(one) is FunctionType]
+    if is_frozen:
+        gc.freeze()
+    return functions

@@ -10,16 +10,17 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from adapters.contract.job import MARKS, Edit, Operand, mark
+from adapters.contract.job import MARKS, Edit, FileVersions, Operand, mark
 from conformance.ranks.recording.collectives import is_collective
 from conformance.ranks.recording.editing import Editing
 from conformance.ranks.recording.frames import Functions, is_asked_for
 from conformance.ranks.recording.memory import part, plain, wraps_others
+from conformance.ranks.recording.swapping import Swapping
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from adapters.contract.job import Replacement
+    from adapters.contract.job import CodeChange, Replacement
 
 
 class Replacing(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -142,9 +143,11 @@ def _requires_grad(one: Any) -> bool:
 
 
 def replacing_mode(
-    replaced: Replacement | Edit, rank: int, is_passed_by: Callable[[str], bool]
-) -> Replacing | Editing:
-    """The context in which a rank computes with a replaced value or an edited statement."""
+    replaced: Replacement | CodeChange, rank: int, is_passed_by: Callable[[str], bool]
+) -> Replacing | Editing | Swapping:
+    """The context in which a rank computes with a replaced value or with changed code."""
     if isinstance(replaced, Edit):
         return Editing(replaced)
+    if isinstance(replaced, FileVersions):
+        return Swapping(replaced)
     return Replacing(replaced, rank, is_passed_by)

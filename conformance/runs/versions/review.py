@@ -30,6 +30,7 @@ from conformance.runs.versions.kept import Kept, merged
 from conformance.sources.changes import (
     Versions,
     changed_lines,
+    hunks_in_head,
     lines_in_head,
     root_in_head,
     versions,
@@ -73,6 +74,9 @@ class Review:
 
     lines: Mapping[str, list[int]]
     """The changed lines of the head, by absolute path."""
+
+    hunks: Mapping[str, str]
+    """The hunks of each file, by absolute path."""
 
     layouts: Layouts
     jobs: Jobs
@@ -156,6 +160,7 @@ def prepare(
         versions=found,
         changed=changed,
         lines=lines_in_head(driven, found, changed),
+        hunks=hunks_in_head(driven, found, changed),
         layouts=chosen,
         jobs=Jobs(plan.driven_by(driven), driven, chosen),
         selection=selection,
@@ -250,6 +255,7 @@ class _Both:
         for_head = replace(
             self._task,
             lines=review.lines,
+            hunks=review.hunks,
             base=(str(of_known), str(self._paths["base"])),
             trace_at=trace_at,
         )
