@@ -20,6 +20,7 @@ from adapters.contract.job import FileVersions
 from conformance.explain.conditions.wording import counted
 from conformance.findings.trace import Line
 from conformance.sources.changes import HUNK
+from conformance.tracing.edits.statements import statements
 from conformance.tracing.source import functions_of, is_at
 from conformance.tracing.suspects.reasons import Suspect, extent
 
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     from conformance.tracing.trials import Trials
 
 MOST_ALONE = 40
-"""The most changes that are undone one by one if undoing all of them does not help. These are
-changes of lines that the traced step runs."""
+"""The most changes that are undone one by one if undoing all of them does not help."""
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,15 @@ class Changes:
         Raises:
             ProofTimeOverError: no time was left.
         """
-        undoing, ran = _Undoing(trials, runs), ran_by(trace)
+        undoing, files = _Undoing(trials, runs), files_of(trace)
         every = [*chain.from_iterable(changes(file, text) for file, text in self.hunks.items())]
-        of_files = [one for one in every if one.file in {file for file, _ in ran}]
+        of_files = [one for one in every if one.file in files]
         found: Sequence[ChangedLines] = ()
         for several in (of_files, every):
             if several and not found and undoing.suffices(several):
                 found = smallest(several, undoing.suffices)
         if not found:
-            alone = ([one] for one in of_files if not one.lines.isdisjoint(ran))
+            alone = ([one] for one in nearest(of_files, trace))
             found = next(filter(undoing.suffices, islice(alone, MOST_ALONE)), ())
         others = [one for one in every if one not in found]
         if not found or (others and undoing.suffices(others)):
@@ -112,11 +112,21 @@ class Changes:
         ]
 
 
-def ran_by(trace: Trace) -> set[tuple[str, int]]:
-    """The files and numbers of the lines that a traced step runs."""
+def files_of(trace: Trace) -> set[str]:
+    """The files whose lines a traced step runs."""
     graph = trace.graph
-    ran = (line for node in graph.nodes() for line in graph.operation(node).stack)
-    return {(str(Path(line.file).resolve()), line.number) for line in ran}
+    ran = {line.file for node in graph.nodes() for line in graph.operation(node).stack}
+    return {str(Path(file).resolve()) for file in ran}
+
+
+def nearest(several: Sequence[ChangedLines], trace: Trace) -> list[ChangedLines]:
+    """The changes of statements that may be wrong, best first; see `statements`."""
+    found: dict[ChangedLines, None] = {}
+    for statement in statements(trace):
+        first, last = statement.unit.lineno, statement.unit.end_lineno or 0
+        of_statement = {(statement.line.file, number) for number in range(first, last + 1)}
+        found |= dict.fromkeys(one for one in several if not of_statement.isdisjoint(one.lines))
+    return [*found]
 
 
 NO_CHANGES = Changes({})
