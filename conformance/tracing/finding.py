@@ -88,8 +88,8 @@ def traces_of_causes(
     """Yield the ids and traces of findings for causes of wrong gradients or logs, as they are made.
 
     If a folder is given, the recorded operations are written to it. When all causes are traced,
-    lines are proven: first changes of the version, then other lines, but not the lines of audited
-    causes, which are known.
+    lines are proven: first changes of the version, then other lines, but not other lines of audited
+    causes, as these are known.
 
     For each cause, the smallest finding with a suspected line in the framework is traced, gradients
     before logs. For a cause that no known mistake explains, several findings are traced, since each
@@ -111,7 +111,8 @@ def traces_of_causes(
         broken = next((laws[name] for name in cause.findings if name in laws), None)
         if broken is not None and cause.severity not in TRACED:
             yield from _of_law(broken, settings, jobs)
-    unproven: list[tuple[Trace, list[MatrixCell]]] = []
+    traced: list[tuple[Trace, list[MatrixCell]]] = []
+    known: set[str] = set()
     try:
         for cause in (one for one in several if one.severity in TRACED):
             for trace, of_cause in _traces_of_cause(cause, cells, settings, jobs.pool):
@@ -119,16 +120,16 @@ def traces_of_causes(
                     file.write(trace, folder)
                 found = trace.of_cause
                 yield of_cause[0].id, found
-                if not is_audited(cause.model_copy(update=dict(found))):
-                    unproven.append((trace, of_cause))
+                traced.append((trace, of_cause))
+                if is_audited(cause.model_copy(update=dict(found))):
+                    known.add(trace.finding)
         for prove in (prover.changed, prover.proven):
-            waiting, unproven = unproven, []
+            waiting, traced = traced, []
             for number, (trace, of_cause) in enumerate(waiting, 1):
-                lines = prove(trace, of_cause, others=len(waiting) - number)
-                if lines:
+                if lines := prove(trace, of_cause, others=len(waiting) - number):
                     yield of_cause[0].id, replace(trace, suspects=lines).of_cause
-                else:
-                    unproven.append((trace, of_cause))
+                elif trace.finding not in known:
+                    traced.append((trace, of_cause))
     except StartError:  # the framework could not be reloaded after a crash
         return
 

@@ -14,7 +14,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING
 
 from adapters.contract.job import Operand
-from conformance.tracing.edits.search import edited_lines
+from conformance.tracing.edits.search import edited_before, edited_lines
 from conformance.tracing.hypotheses import (
     Hypothesis,
     hypotheses,
@@ -103,14 +103,18 @@ class Prover:
         The first of ``cells`` is the traced cell; ``others`` is the number of causes still to come.
         If a value and its parts all make the findings conform, the innermost part is proven. No
         line is proven if independent values at several lines make them conform. A weight that is
-        off by the number of ranks or micro-batches can be corrected at any line. For such a weight
-        only suspected lines are tried, and a line is proven only if it makes the needed value and
-        nothing uses that value. If the time is over, no line is proven, as the innermost part may
-        not have been tried.
+        off by the number of ranks or micro-batches can be corrected at any line, unless it is as
+        wrong on one rank in one micro-batch. For such a weight only suspected lines are tried, and
+        a line is proven only if it makes the needed value and nothing uses that value. If the time
+        is over, no line is proven, as the innermost part may not have been tried.
         """
         with self._timed(trace.finding, others):
             if runs := self._unchanged(cells):
-                return _Proof(self.trials, trace, trace.graph, runs[0], runs[1:]).lines()
+                alone = self.trials.wrong_alone(cells[0]) if _is_off_by_size(trace) else None
+                of_size = _is_off_by_size(trace) and alone is None
+                first, *further = runs
+                further += [] if alone is None else [alone]
+                return _Proof(self.trials, trace, trace.graph, first, further, of_size).lines()
         return trace.suspects
 
     def changed(self, trace: Trace, cells: Sequence[MatrixCell], others: int = 0) -> list[Suspect]:
@@ -156,6 +160,9 @@ class _Proof:
     """The unchanged run of the traced finding."""
 
     others: list[OrdinaryRun]
+    is_of_size: bool
+    """Whether the weight may be off by the number of ranks or micro-batches."""
+
     _held: dict[Hypothesis, Entries] = field(default_factory=dict)
     """The values that each hypothesis would replace, in the traced finding."""
 
@@ -167,17 +174,28 @@ class _Proof:
 
     def lines(self) -> list[Suspect]:
         """The suspected lines of the trace, proven lines first."""
-        of_size = is_of_size(self.trace)
-        shown = self._made_good() if of_size else [*map(self._placed_at_parts, self._innermost())]
+        shown = self._shown()
         unused, findings = [*self._unused(shown)], 1 + len(self.others)
-        is_alone = len({one.line for one, _ in shown}) == 1 and not of_size
+        is_alone = len({one.line for one, _ in shown}) == 1 and not self.is_of_size
         is_proven = is_alone and all(self._tells(*named) for named in shown)
         said = _proven if is_proven or unused else _made_good
         found = [said(one, name, findings) for one, name in unused[:1] or shown]
+        if is_proven and not unused:
+            found = self._edited_before(shown[0][0]) or found
         if said is _made_good:
             edited = self._edited(has_others=bool(found))
             found = edited if any(one.instead for one in edited) else [*found, *edited]
         return of_lines([*self._unused_factor(), *found, *self.trace.suspects])
+
+    def _shown(self) -> list[_Named]:
+        """The hypotheses that hold and are shown, each with the name of its value."""
+        if self.is_of_size:
+            return self._made_good()
+        return [*map(self._placed_at_parts, self._innermost())]
+
+    def _candidates(self) -> list[Hypothesis]:
+        own = {one.line for one in self.trace.suspects if self.trace.is_own(one.line)}
+        return [one for one in candidates(self.trace) if not self.is_of_size or one.line in own]
 
     def _tells(self, one: Hypothesis, name: str) -> bool:
         """Whether a value proves a line, if it is the only line with such a value.
@@ -193,10 +211,18 @@ class _Proof:
     def _edited(self, *, has_others: bool) -> list[Suspect]:
         """The lines whose edit makes all findings conform; none if there was no time to look."""
         try:
-            return edited_lines(self.trials, self.trace, [self.first, *self.others])
+            runs = [self.first, *self.others]
+            return edited_lines(self.trials, self.trace, runs, is_of_size=self.is_of_size)
         except ProofTimeOverError:
             if not has_others:
                 raise
+            return []
+
+    def _edited_before(self, one: Hypothesis) -> list[Suspect]:
+        """The line that makes an operand of a proven line wrong; none if there was no time."""
+        try:
+            return edited_before(self.trials, self.trace, [self.first, *self.others], one.node)
+        except ProofTimeOverError:
             return []
 
     def _unused_factor(self) -> Iterator[Suspect]:
@@ -227,7 +253,7 @@ class _Proof:
 
     def _made_good(self) -> list[_Named]:
         """The hypotheses that hold, each with the name of its value."""
-        tried = islice(candidates(self.trace), MOST_TRIED)
+        tried = islice(self._candidates(), MOST_TRIED)
         return [(one, name) for one in tried if (name := self._name(one)) is not None]
 
     def _innermost(self) -> list[_Named]:
@@ -238,7 +264,7 @@ class _Proof:
         """
         plain: dict[Hypothesis, str] = {}
         products: dict[Hypothesis, str] = {}
-        for one in islice(candidates(self.trace), MOST_TRIED):
+        for one in islice(self._candidates(), MOST_TRIED):
             outer = (each for each in plain if each not in self._right)
             if any(one.is_made_of(each, self.graph) for each in outer):
                 continue
@@ -339,14 +365,10 @@ class _Proof:
 
 def candidates(trace: Trace) -> list[Hypothesis]:
     """The hypotheses to try for a trace, best first."""
-    if trace.job.is_of_all:
-        return []
-    is_own = {one.line for one in trace.suspects if trace.is_own(one.line)}
-    return [one for one in hypotheses(trace) if not is_of_size(trace) or one.line in is_own]
+    return [] if trace.job.is_of_all else [*hypotheses(trace)]
 
 
-def is_of_size(trace: Trace) -> bool:
-    """Whether a weight is off by the number of ranks or micro-batches."""
+def _is_off_by_size(trace: Trace) -> bool:
     return trace.weight is not None and trace.weight.is_off_by_size
 
 

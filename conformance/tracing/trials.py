@@ -77,7 +77,7 @@ class Trials:
         if len(cell.case.steps) > 1 and cell.spec.metric is not None:
             return None
         if cell.job_id not in self._ordinary:
-            outcome, job = self._run(cell.job), cell.job
+            outcome, job = self.run(cell.job), cell.job
             self._ordinary[cell.job_id] = None
             if isinstance(outcome, Ran):
                 ran = outcome.observations
@@ -105,7 +105,12 @@ class Trials:
         )
         return all(np.array_equal(*cut) for cut in cuts)  # type: ignore[arg-type]
 
-    def _run(self, job: Job) -> Outcome:
+    def run(self, job: Job) -> Outcome:
+        """The outcome of a job.
+
+        Raises:
+            ProofTimeOverError: no time is left.
+        """
         self._require_time()
         outcome = self.jobs.run(job)
         if isinstance(outcome, Declined) and isinstance(job.replaced, CodeChange):
@@ -122,7 +127,7 @@ class Trials:
         Raises:
             ProofTimeOverError: no time is left.
         """
-        ran = self._run(replace(run.cell.job, **changed))
+        ran = self.run(replace(run.cell.job, **changed))
         return ran if isinstance(ran, Ran) else None
 
     def weights(self, cell: MatrixCell, observations: Sequence[Observation]) -> NDArray[np.float64]:
@@ -140,10 +145,10 @@ class Trials:
         Raises:
             ProofTimeOverError: no time is left.
         """
-        return self._is_right(run, self._run(replace(run.cell.job, replaced=replaced)))
+        return self._is_right(run, self.run(replace(run.cell.job, replaced=replaced)))
 
     def conforming(
-        self, run: OrdinaryRun, edits: Iterable[Edit], ranks: SideBySide
+        self, run: OrdinaryRun, edits: Iterable[Edit], ranks: SideBySide | OneByOne
     ) -> Iterator[Tried]:
         """Yield edits in their order, each with what it does to a finding.
 
@@ -217,6 +222,16 @@ class Trials:
         others = (case for case in dict.fromkeys((*cell.spec.cases, *CORPUS)) if case not in known)
         yield from filter(None, (self.ordinary(replace(cell, case=case)) for case in others))
 
+    def wrong_alone(self, cell: MatrixCell) -> OrdinaryRun | None:
+        """The unchanged run of a finding on one rank in one micro-batch, if it is wrong there.
+
+        Raises:
+            ProofTimeOverError: no time is left.
+        """
+        alone = (one for one in self.jobs.layouts if one.world_size == one.micro_batches == 1)
+        ran = filter(None, (self.ordinary(replace(cell, layout=layout)) for layout in alone))
+        return next((one for one in ran if not self._conforms_unchanged(one)), None)
+
     def right_elsewhere(self, run: OrdinaryRun) -> Iterator[OrdinaryRun]:
         """Yield conforming runs of other losses and estimators, one of each check in turn.
 
@@ -260,3 +275,18 @@ class Trials:
                 judged = judge_outcome(of_mode, Ran(run.observations, (), ()), self.jobs)
                 if judged.verdict is Verdict.CONFORMS:
                     yield run
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    """Runs jobs on the ranks of a run, for a few edits; other ranks would take long to start."""
+
+    trials: Trials
+
+    def outcomes(self, jobs: Iterable[Job]) -> Iterator[Outcome]:
+        """Yield the outcomes of jobs in their order.
+
+        Raises:
+            ProofTimeOverError: no time is left.
+        """
+        return map(self.trials.run, jobs)

@@ -11,7 +11,7 @@ import io
 import math
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -77,12 +77,14 @@ class Changes:
     """The changes of a version; ``hunks`` has those of each file, by absolute path."""
 
     hunks: Mapping[str, str]
+    _proven: list[Sequence[ChangedLines]] = field(default_factory=list)
+    """The changes that are proven for earlier causes; they are often the cause of others."""
 
     def proven(self, trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> list[Suspect]:
         """The lines of the changes that are a cause; empty if undoing changes shows none.
 
         Changes are proven if all findings conform once they are undone, and if the other changes
-        do not suffice.
+        do not suffice. If the base cannot run the step, changes are undone one by one.
 
         Raises:
             ProofTimeOverError: no time was left.
@@ -90,16 +92,15 @@ class Changes:
         undoing, files = _Undoing(trials, runs), files_of(trace)
         every = [*chain.from_iterable(changes(file, text) for file, text in self.hunks.items())]
         of_files = [one for one in every if one.file in files]
-        found: Sequence[ChangedLines] = ()
-        for several in (of_files, every):
-            if several and not found and undoing.suffices(several):
-                found = smallest(several, undoing.suffices)
-        if not found:
+        sufficing = filter(undoing.suffices, filter(None, (*self._proven, of_files, every)))
+        found = smallest(next(sufficing, ()), undoing.suffices)
+        if not found and not any(map(undoing.runs_with, (of_files, every))):
             alone = ([one] for one in nearest(of_files, trace))
             found = next(filter(undoing.suffices, islice(alone, MOST_ALONE)), ())
         others = [one for one in every if one not in found]
         if not found or (others and undoing.suffices(others)):
             return []
+        self._proven.append(found)
         suspected = [one.line for one in trace.suspects]
         also = f", together with {counted(len(found) - 1, 'other change')}" if found[1:] else ""
         return [
@@ -173,18 +174,28 @@ class _Undoing:
     def suffices(self, several: Sequence[ChangedLines]) -> bool:
         """Whether all findings conform once some changes are undone."""
         versions = undone(several)
-        try:
-            for _, text in versions.texts:
-                ast.parse(text)
-        except SyntaxError:  # a part of a change alone
-            return False
-        return all(self.trials.conforms(run, versions) for run in self.runs)
+        return _is_code(versions) and all(self.trials.conforms(run, versions) for run in self.runs)
+
+    def runs_with(self, several: Sequence[ChangedLines]) -> bool:
+        """Whether the first finding's step runs once some changes are undone."""
+        versions = undone(several)
+        return _is_code(versions) and self.trials.ran(self.runs[0], replaced=versions) is not None
+
+
+def _is_code(versions: FileVersions) -> bool:
+    """Whether files can be parsed, which they may not with a part of a change undone."""
+    try:
+        for _, text in versions.texts:
+            ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
 
 
 def smallest(
     several: Sequence[ChangedLines], suffices: Callable[[Sequence[ChangedLines]], bool]
 ) -> Sequence[ChangedLines]:
-    """A smallest part that suffices, of several changes which suffice together."""
+    """A smallest part that suffices, of several changes which suffice together or are none."""
     parts = 2
     while len(several) > 1:
         size = math.ceil(len(several) / parts)

@@ -167,6 +167,13 @@ def test_the_line_is_proven_with_which_all_findings_conform(
     assert not any(each.startswith("proven") for _, each in others)
 
 
+def test_a_factor_that_is_as_wrong_on_one_rank_is_not_that_of_ranks(jobs: SharedJobs) -> None:
+    [(line, why), *_] = told(wrong("halved", jobs), jobs)
+
+    assert "0.5 * self.losses(rows)" in line
+    assert "proven: with 1 instead of 0.5, 4 of its findings conform" in why
+
+
 @pytest.mark.parametrize("way", ["merged", "of_a_rank"])
 def test_a_wrong_advantage_that_no_edit_mends_is_not_proven(
     jobs_of_rewards: SharedJobs, way: str
@@ -254,7 +261,7 @@ def test_the_only_edit_that_helps_proves_a_line_unless_the_factor_is_that_of_ran
 
     monkeypatch.setattr(Trials, "conforming", conforming)
 
-    [found] = edited_lines(trials, trace, [run])
+    [found] = edited_lines(trials, trace, [run], is_of_size=not is_proven)
 
     assert found.why.startswith("proven: ") is is_proven
 
@@ -273,11 +280,11 @@ def test_an_edit_with_which_a_logged_number_becomes_wrong_proves_nothing(
         is_unchanged = ran.observations is run.observations
         return Judgement(verdict=Verdict.CONFORMS if is_unchanged else Verdict.MISMATCH)
 
-    assert edited_lines(trials, trace, [run])
+    assert edited_lines(trials, trace, [run], is_of_size=False)
     monkeypatch.setattr("conformance.tracing.trials.is_offered", lambda *_: True)
     monkeypatch.setattr("conformance.tracing.trials.judge_outcome", judged)
 
-    assert not edited_lines(Prover(jobs, FEW).trials, trace, [run])
+    assert not edited_lines(Prover(jobs, FEW).trials, trace, [run], is_of_size=False)
 
 
 def test_another_case_tells_apart_edits_that_both_help(
@@ -303,7 +310,7 @@ def test_another_case_tells_apart_edits_that_both_help(
     monkeypatch.setattr(Trials, "conforming", conforming)
     monkeypatch.setattr(Trials, "conforms", conforms)
 
-    [found] = edited_lines(trials, trace, [run])
+    [found] = edited_lines(trials, trace, [run], is_of_size=False)
 
     assert found.why.startswith("proven: ")
     assert found.line.number in range(helping[1][0], helping[1][2] + 1)
@@ -325,9 +332,9 @@ def test_an_edit_proves_nothing_if_a_right_finding_of_another_loss_no_longer_con
     monkeypatch.setattr(Trials, "conforms", kept)
     monkeypatch.setattr(Trials, "right_elsewhere", lambda *_: iter([other]))
 
-    assert edited_lines(trials, trace, [run])
+    assert edited_lines(trials, trace, [run], is_of_size=False)
     is_kept = False
-    assert not edited_lines(trials, trace, [run])
+    assert not edited_lines(trials, trace, [run], is_of_size=False)
 
 
 def test_conforming_runs_of_other_losses_are_right_elsewhere() -> None:
@@ -364,7 +371,7 @@ def test_a_statement_whose_edits_change_no_number_is_edited_later(
             yield Tried(one, conforms=False, moves=moves or one.span[0] != lines[0])
 
     monkeypatch.setattr(Trials, "conforming", conforming)
-    edited_lines(trials, trace, [run])
+    edited_lines(trials, trace, [run], is_of_size=False)
 
     assert len(lines) == FEW
     assert (lines[: FEW // 3].count(lines[0]) > 8) is moves

@@ -22,14 +22,16 @@ from conformance.tracing.edits.statements import statements
 from conformance.tracing.edits.values import read_alike, read_otherwise, read_unread
 from conformance.tracing.source import function_at
 from conformance.tracing.suspects.reasons import Suspect, extent
-from conformance.tracing.trials import ProofTimeOverError
+from conformance.tracing.trials import OneByOne, ProofTimeOverError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence, Set
 
     from adapters.contract.job import Edit
+    from conformance.findings.trace import Line
     from conformance.tracing.edits.edited import Edited, Sort, Unit
     from conformance.tracing.edits.statements import Statement
+    from conformance.tracing.graph import Graph, Node
     from conformance.tracing.placed import OrdinaryRun
     from conformance.tracing.trace import Trace
     from conformance.tracing.trials import Trials, Tried
@@ -81,16 +83,24 @@ MOST_CASES = 8
 MOST_ELSEWHERE = 20
 """The most losses and estimators whose findings must still conform if an edit helps."""
 
+MOST_BEFORE = 60
+"""The most edits of near lines that are tried once a value proves a line."""
+
+FURTHEST_BEFORE = 3
+"""The most operations between a proven line and the lines before it whose edits are tried."""
+
 MOST_BESIDE = 150
 """The most further edits in a function that are tried before one of its lines is proven."""
 
 
-def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> list[Suspect]:
+def edited_lines(
+    trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun], *, is_of_size: bool
+) -> list[Suspect]:
     """The lines whose edit makes all findings conform; a line is proven if it is the only one.
 
     The likeliest edits of the statements nearest to the wrong number are tried first. If the weight
-    is off by the number of ranks or micro-batches, which is often 2, many lines can change that
-    factor, so only an edit that reads another value proves a line. Before a line is proven, edits
+    ``is_of_size``, off by the number of ranks or micro-batches, many lines can change that factor,
+    so only an edit that reads another value proves a line. Before a line is proven, edits
     that are nearly as likely are tried, and other statements of its function; if the time does not
     suffice, no line is proven.
 
@@ -101,16 +111,48 @@ def edited_lines(trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun]) -> l
         return []
     several, suspected = statements(trace), {function_at(one.line) for one in trace.suspects}
     with SideBySide(trials.jobs.pool, runs[0].cell.layout.world_size) as ranks:
-        search, weight = _Search(trials, runs, ranks), trace.weight
+        search = _Search(trials, runs, ranks)
         try:
             search.look_everywhere(several, suspected)
         except ProofTimeOverError:
             if not search.found:
                 raise
             return search.suspects("and other lines were not tried for want of time")
-    is_off_by_size = weight is not None and weight.is_off_by_size
-    is_proven = len(search.told) == 1 and (search.reads_another or not is_off_by_size)
+    is_proven = len(search.told) == 1 and (search.reads_another or not is_of_size)
     return search.suspects("" if is_proven else "as with a value elsewhere")
+
+
+def edited_before(
+    trials: Trials, trace: Trace, runs: Sequence[OrdinaryRun], node: Node
+) -> list[Suspect]:
+    """The line that makes an operand of a proven operation wrong, if an edit shows that.
+
+    With a likely edit of this line, and of no other near line, all findings conform. The result is
+    empty if no line, or the line of the operation itself, has such an edit.
+
+    Raises:
+        ProofTimeOverError: no time is left.
+    """
+    at = {*_lines(trace.graph, [node])}
+    lines = at | {*_lines_before(trace.graph, node)}
+    near = [one for one in statements(trace) if any(map(one.is_at, lines))]
+    search = _Search(trials, runs, OneByOne(trials))
+    search.look_at_likely(near)
+    found = [one for one, _ in search.told]
+    is_before = len(found) == 1 and not any(map(found[0].is_at, at))
+    return search.suspects("") if is_before else []
+
+
+def _lines_before(graph: Graph, node: Node) -> Iterator[Line]:
+    """Yield the lines of the operations that make a node's operands, a few operations back."""
+    nodes = [node]
+    for _ in range(FURTHEST_BEFORE):
+        nodes = [one for each in nodes for one in graph.inputs(each)]
+        yield from _lines(graph, nodes)
+
+
+def _lines(graph: Graph, nodes: Iterable[Node]) -> Iterator[Line]:
+    return filter(None, (graph.operation(one).line for one in nodes))
 
 
 class _RankedEdit(NamedTuple):
@@ -128,7 +170,7 @@ class _Search:
 
     trials: Trials
     runs: Sequence[OrdinaryRun]
-    ranks: SideBySide
+    ranks: SideBySide | OneByOne
     found: dict[Unit, tuple[Statement, Edited]] = field(default_factory=dict)
     """The first edit of each statement with which all findings conform."""
 
@@ -195,6 +237,15 @@ class _Search:
             self._look_at_all(islice(further, MOST_BESIDE))
         if len(self.told) > 1:
             self._look_at_other_cases()
+
+    def look_at_likely(self, several: Sequence[Statement]) -> None:
+        """Try likely edits of statements.
+
+        Raises:
+            ProofTimeOverError: no time is left.
+        """
+        likely = (one for one in self._likeliest(several) if one.sort in LIKELY)
+        self._look_at_all(islice(filter(self._is_untried, likely), MOST_BEFORE))
 
     def _look_at_other_cases(self) -> None:
         """Find cases that tell the found edits apart, until only one edit is left.

@@ -18,7 +18,7 @@ from conformance.findings.trace import LISTED, READ, Line
 from conformance.tracing.edits.edited import name_of, units
 from conformance.tracing.graph import is_close
 from conformance.tracing.rewards import TracedAdvantage
-from conformance.tracing.source import first_line, function_at, functions_of, scope_of
+from conformance.tracing.source import first_line, function_at, functions_of, is_at, scope_of
 from conformance.tracing.suspects.reasons import MOST
 from conformance.tracing.wrong_weight import is_own
 
@@ -41,6 +41,10 @@ class Statement(NamedTuple):
     unit: Unit
     kinds: Kinds
     """The kinds of the values that the statement can read."""
+
+    def is_at(self, line: Line) -> bool:
+        """Whether a line is one of the statement's."""
+        return line.file == self.line.file and is_at(self.unit, line.number)
 
     def is_beside(self, other: Statement) -> bool:
         """Whether both statements are in the same function."""
