@@ -180,6 +180,15 @@ def _nodes(function: Function) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(function))
 
 
+def naming(function: Function, name: str) -> Iterator[int]:
+    """Yield the lines of a function that have a number's name, or the parts of it after a slash."""
+    names = {name, name.partition("/")[2], name.rpartition("/")[2]} - {""}
+    for node in _nodes(function):
+        text = node.arg if isinstance(node, ast.keyword) else getattr(node, "value", None)
+        if isinstance(node, (ast.keyword, ast.Constant)) and text in names:
+            yield node.lineno
+
+
 def functions_named(file: str, name: str) -> Iterator[Function]:
     """Yield the functions of a name in a file, or in modules from which it imports the name."""
     for one in (file, *_imported_from(file, name)):

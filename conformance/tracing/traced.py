@@ -73,6 +73,9 @@ class TracedJob:
     metric: Metric | None = None
     """The logged number that the token is traced to; None if it is traced to its gradient."""
 
+    logged_as: str = ""
+    """The framework's name of the logged number."""
+
     logged: float | None = None
     """The number that the traced job logs, on the rank where it is most wrong."""
 

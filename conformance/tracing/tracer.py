@@ -76,7 +76,10 @@ def recorded(traced: _Traced | Crashed | Declined, pool: RankPool) -> _Traced | 
     if not isinstance(traced, TracedJob):
         return traced
     ran = pool.run(replace(traced.job, is_recorded=True))
-    return replace(traced, traces=ran.traces) if isinstance(ran, Ran) else ran
+    if not isinstance(ran, Ran):
+        return ran
+    name = pool.description.logged_as.get(traced.metric, "") if traced.metric else ""
+    return replace(traced, traces=ran.traces, logged_as=name)
 
 
 def _of_one(

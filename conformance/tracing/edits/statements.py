@@ -18,7 +18,14 @@ from conformance.findings.trace import LISTED, READ, Line
 from conformance.tracing.edits.edited import name_of, units
 from conformance.tracing.graph import is_close
 from conformance.tracing.rewards import TracedAdvantage
-from conformance.tracing.source import first_line, function_at, functions_of, is_at, scope_of
+from conformance.tracing.source import (
+    first_line,
+    function_at,
+    functions_of,
+    is_at,
+    naming,
+    scope_of,
+)
 from conformance.tracing.suspects.reasons import MOST
 from conformance.tracing.wrong_weight import is_own
 
@@ -28,6 +35,7 @@ if TYPE_CHECKING:
     from conformance.findings.trace import KindsOfLines, Operation
     from conformance.tracing.edits.edited import Edited, Kinds, Sort, Unit
     from conformance.tracing.graph import Graph, Node
+    from conformance.tracing.source import Scope
     from conformance.tracing.trace import Trace
 
     Place = tuple[int, int, int]
@@ -169,7 +177,7 @@ def _far(trace: Trace, graph: Graph) -> dict[Node, int]:
         nodes = [one for one, of_gradient in graph.painted.items() if of_gradient is loses_gradient]
         ends = [*_stopped(graph, nodes)]
     if trace.chain is None and trace.job.metric is not None:
-        ends = [*_read(graph)]
+        ends = [*_read(graph), *_logged(trace, graph)]
     if trace.job.is_of_all and trace.job.metric is None:
         ends = [*_given_to_loss(graph)]
     found = _distances(graph, graph.roots, 2 * FAR)
@@ -193,6 +201,22 @@ def _read(graph: Graph) -> Iterator[Node]:
             before = graph.behind([node], graph.painted)
             if any(graph.operation(one).requires_grad for one in before):
                 yield node
+
+
+def _logged(trace: Trace, graph: Graph) -> Iterator[Node]:
+    """Yield the nodes of lines that name the logged number, or that assign what such lines read."""
+    at: dict[tuple[str, int], list[Node]] = defaultdict(list)
+    scopes: dict[tuple[str, int], Scope] = {}
+    for node in graph.nodes():
+        for line in (one for one in graph.operation(node).stack if is_own(one, trace.package)):
+            at[line.file, line.number].append(node)
+            if (scope := scope_of(line)) is not None:
+                scopes.setdefault((line.file, first_line(scope.functions[-1])), scope)
+    for (file, _), scope in scopes.items():
+        for number in naming(scope.functions[-1], trace.job.logged_as):
+            assigned = replace(scope, number=number).assignments()
+            for one in (number, *(other for _, other in assigned)):
+                yield from at[file, one]
 
 
 def _given_to_loss(graph: Graph) -> Iterator[Node]:
