@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import linecache
+import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -180,13 +181,25 @@ def _nodes(function: Function) -> tuple[ast.AST, ...]:
     return tuple(ast.walk(function))
 
 
-def naming(function: Function, name: str) -> Iterator[int]:
-    """Yield the lines of a function that have a number's name, or the parts of it after a slash."""
-    names = {name, name.partition("/")[2], name.rpartition("/")[2]} - {""}
+def naming(function: Function, name: str) -> dict[int, ast.expr | None]:
+    """The lines of a function with a name such as ``actor/loss/mean``, or one of its ends.
+
+    A line may have a longer text, with a prefix or a suffix of the name. Each line comes with the
+    named expression, if the name is a key of a dictionary or of a keyword argument.
+    """
+    parts = "|".join(map(re.escape, {name, *name.split("/")[-2:]} - {""}))
+    named = re.compile(rf"(.*[/@])?({parts})(@.*)?")
+    found: dict[int, ast.expr | None] = {}
     for node in _nodes(function):
-        text = node.arg if isinstance(node, ast.keyword) else getattr(node, "value", None)
-        if isinstance(node, (ast.keyword, ast.Constant)) and text in names:
-            yield node.lineno
+        if isinstance(node, ast.Constant) and named.fullmatch(str(node.value)):
+            found.setdefault(node.lineno, None)
+        elif isinstance(node, ast.keyword) and named.fullmatch(node.arg or ""):
+            found[node.lineno] = node.value
+        elif isinstance(node, ast.Dict):
+            for key, value in zip(node.keys, node.values, strict=True):
+                if isinstance(key, ast.Constant) and named.fullmatch(str(key.value)):
+                    found[key.lineno] = value
+    return found
 
 
 def functions_named(file: str, name: str) -> Iterator[Function]:

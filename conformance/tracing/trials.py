@@ -52,9 +52,23 @@ class Tried(NamedTuple):
     moves: bool
     """Whether the wrong weights or the wrong logged number differ from the unchanged run's."""
 
+    logs: int = 0
+    """If the finding is of a logged number: how many logged numbers differ in all."""
+
 
 class ProofTimeOverError(Exception):
     """No time is left to run findings again."""
+
+
+def _changed_logs(run: OrdinaryRun, outcome: Outcome) -> int:
+    """How many logged numbers a changed run changes, if the finding is of one of them."""
+    if run.cell.spec.metric is None or not isinstance(outcome, Ran):
+        return 0
+    pairs = [*zip(run.observations, outcome.observations, strict=True)]
+    names = {name for pair in pairs for one in pair for name in one.logged}
+    return sum(
+        any(one.logged.get(name) != two.logged.get(name) for one, two in pairs) for name in names
+    )
 
 
 @dataclass
@@ -169,7 +183,8 @@ class Trials:
 
         for outcome in ranks.outcomes(jobs()):
             is_right = self._is_right(run, outcome) and self._keeps_others(run, outcome)
-            yield Tried(begun.popleft(), is_right, is_right or self._moves(run, outcome))
+            moves = is_right or self._moves(run, outcome)
+            yield Tried(begun.popleft(), is_right, moves, _changed_logs(run, outcome))
 
     def _moves(self, run: OrdinaryRun, outcome: Outcome) -> bool:
         """Whether a changed run has another weight or, for a finding on a log, another number."""

@@ -30,6 +30,7 @@ from conformance.tracing.edits.operations import done_otherwise, done_twice
 from conformance.tracing.edits.reductions import reduced_otherwise
 from conformance.tracing.edits.statements import Statement
 from conformance.tracing.edits.values import read_alike, read_otherwise, read_unread
+from conformance.tracing.source import naming
 
 SORTS = (
     read_unread,
@@ -326,6 +327,33 @@ def test_of_a_compound_statement_the_header_is_edited() -> None:
 
     assert [ast.unparse(one) for one in units(statement, 1)] == ["count > 1"]
     assert [ast.unparse(one) for one in units(statement, 2)] == ["count = 2"]
+
+
+NAMED = """
+def logged(self, losses, mask):
+    clip_ratio = losses.mean()
+    self.log(clip_ratio=losses.max(), kl=losses.min())
+    self.metrics["actor/clip_ratio"].append(clip_ratio)
+    return {
+        "loss": losses.sum(),
+        "actor/clip_ratio@mean":
+            losses.mean(),
+        "actor/my_clip_ratio": losses.mean(),
+    }
+"""
+
+
+def test_the_lines_that_name_a_logged_number_are_found_with_its_value() -> None:
+    [function] = ast.parse(NAMED).body
+    assert isinstance(function, ast.FunctionDef)
+    found = naming(function, "train/actor/clip_ratio")
+
+    assert {number: value and ast.unparse(value) for number, value in found.items()} == {
+        4: "losses.max()",
+        5: None,
+        8: "losses.mean()",
+    }
+    assert naming(function, "") == {}
 
 
 @pytest.fixture

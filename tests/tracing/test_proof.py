@@ -266,6 +266,32 @@ def test_the_only_edit_that_helps_proves_a_line_unless_the_factor_is_that_of_ran
     assert found.why.startswith("proven: ") is is_proven
 
 
+def test_of_edits_that_help_those_count_that_change_the_fewest_logged_numbers(
+    jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other numbers may become wrong without a finding that judges them."""
+    cell = wrong("left_out", jobs)[0]
+    trials, trace = Prover(jobs).trials, traced(cell, jobs)
+    run = trials.ordinary(cell)
+    assert run is not None
+    changed: dict[int, int] = {}
+
+    def conforming(
+        _: Trials, run: OrdinaryRun, edits: Iterable[Edit], *__: object
+    ) -> Iterator[Tried]:
+        for one in edits:
+            helps = one.span[0] not in changed and len(changed) < 3
+            logs = changed.setdefault(one.span[0], 3 - len(changed)) if helps else 0
+            yield Tried(one, helps, moves=True, logs=logs)
+
+    monkeypatch.setattr(Trials, "conforming", conforming)
+    monkeypatch.setattr(Trials, "conforms", lambda *_: True)
+
+    [found] = edited_lines(trials, trace, [run], is_of_size=False)
+
+    assert changed[found.line.number] == 1
+
+
 def test_an_edit_with_which_a_logged_number_becomes_wrong_proves_nothing(
     jobs: SharedJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:

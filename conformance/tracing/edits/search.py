@@ -177,6 +177,9 @@ class _Search:
     _sorts: dict[Unit, Sort] = field(default_factory=dict)
     """The sort of each statement's found edit."""
 
+    _logs: dict[Unit, int] = field(default_factory=dict)
+    """The number of logged numbers that each statement's found edit changes."""
+
     _unmoved: Counter[Unit] = field(default_factory=Counter)
     """The number of tried edits of each statement, if none of them changes a number."""
 
@@ -192,12 +195,14 @@ class _Search:
         """The found edits that count.
 
         An unlikely edit does not count beside a likely one, nor does an edit that only avoids a
-        variable which a likely edit corrects.
+        variable which a likely edit corrects, or that changes more logged numbers than another.
         """
+        fewest = min(self._logs.values(), default=0)
         return [
             (one, edited)
             for one, edited in self.found.values()
             if self._counts(self._sorts[one.unit])
+            and self._logs[one.unit] == fewest
             and not any(
                 other.is_beside(one) and edited.passed_by in changed_by(other.unit)
                 for other, _ in self.found.values()
@@ -258,7 +263,7 @@ class _Search:
             if 0 < len(failing) < len(found):
                 self._further.append(run)
                 for one in failing:
-                    del self.found[one.unit], self._sorts[one.unit]
+                    del self.found[one.unit], self._sorts[one.unit], self._logs[one.unit]
                 others = filter(self._is_untried, self._likeliest(failing))
                 self._look_at_all(islice(others, MOST_BESIDE))
             if len(self.told) == 1:
@@ -301,6 +306,7 @@ class _Search:
             if helps:
                 self.found[one.statement.unit] = one.statement, one.edited
                 self._sorts[one.statement.unit] = one.sort
+                self._logs[one.statement.unit] = tried.logs
             yield helps
 
     def _suits_others(self, edit: Edit) -> bool:

@@ -11,7 +11,7 @@ import re
 from collections import defaultdict, deque
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, NamedTuple
 
 from conformance.findings.trace import LISTED, READ, Line
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from conformance.findings.trace import KindsOfLines, Operation
     from conformance.tracing.edits.edited import Edited, Kinds, Sort, Unit
     from conformance.tracing.graph import Graph, Node
-    from conformance.tracing.source import Scope
     from conformance.tracing.trace import Trace
 
     Place = tuple[int, int, int]
@@ -79,10 +78,12 @@ def statements(trace: Trace) -> list[Statement]:
         return []
     kinds, of_loss = _kinds(graph), _loss_functions(trace, graph)
     found: dict[tuple[str, int, int], Statement] = {}
+    named = dict(_naming(trace, graph))
     for line in _lines(trace, graph):
         if (line.file, line.function) in of_loss or (scope := scope_of(line)) is None:
             continue
-        for unit in units(scope.functions[-1], line.number):
+        value = named.get(replace(line, columns=None))
+        for unit in [value] if value else units(scope.functions[-1], line.number):
             key = line.file, unit.lineno, unit.col_offset
             if key not in found:
                 known = kinds.get((line.file, first_line(scope.functions[-1])), {})
@@ -141,6 +142,8 @@ def _lines(trace: Trace, graph: Graph) -> list[Line]:
                 found[line] = min(place, found.get(line, place))
                 if depth == 0:
                     multiplying[line] |= _numbers_read(operation)
+    for line, _ in _naming(trace, graph):
+        found[line] = min((MOST, 0, 0), found.get(line, (MOST, 0, 0)))
     reading = {
         line
         for node in (_read(graph) if trace.job.metric else ())
@@ -176,8 +179,8 @@ def _far(trace: Trace, graph: Graph) -> dict[Node, int]:
     if loses_gradient or (isinstance(trace.job, TracedAdvantage) and trace.job.is_nowhere):
         nodes = [one for one, of_gradient in graph.painted.items() if of_gradient is loses_gradient]
         ends = [*_stopped(graph, nodes)]
-    if trace.chain is None and trace.job.metric is not None:
-        ends = [*_read(graph), *_logged(trace, graph)]
+    if trace.job.metric is not None:
+        ends = [*_logged(trace, graph), *(_read(graph) if trace.chain is None else ())]
     if trace.job.is_of_all and trace.job.metric is None:
         ends = [*_given_to_loss(graph)]
     found = _distances(graph, graph.roots, 2 * FAR)
@@ -206,17 +209,24 @@ def _read(graph: Graph) -> Iterator[Node]:
 def _logged(trace: Trace, graph: Graph) -> Iterator[Node]:
     """Yield the nodes of lines that name the logged number, or that assign what such lines read."""
     at: dict[tuple[str, int], list[Node]] = defaultdict(list)
-    scopes: dict[tuple[str, int], Scope] = {}
     for node in graph.nodes():
-        for line in (one for one in graph.operation(node).stack if is_own(one, trace.package)):
+        for line in graph.operation(node).stack:
             at[line.file, line.number].append(node)
-            if (scope := scope_of(line)) is not None:
-                scopes.setdefault((line.file, first_line(scope.functions[-1])), scope)
-    for (file, _), scope in scopes.items():
-        for number in naming(scope.functions[-1], trace.job.logged_as):
-            assigned = replace(scope, number=number).assignments()
-            for one in (number, *(other for _, other in assigned)):
-                yield from at[file, one]
+    for line, _ in _naming(trace, graph):
+        scope = scope_of(line)
+        assigned = scope.assignments() if scope else ()
+        for number in (line.number, *(other for _, other in assigned)):
+            yield from at[line.file, number]
+
+
+def _naming(trace: Trace, graph: Graph) -> Iterator[tuple[Line, ast.expr | None]]:
+    """Yield the lines of the framework's functions that name the logged number; see `naming`."""
+    stacks = chain.from_iterable(graph.operation(node).stack for node in graph.nodes())
+    own = (line for line in dict.fromkeys(stacks) if is_own(line, trace.package))
+    for line in {function_at(line): line for line in own if trace.job.logged_as}.values():
+        scope = scope_of(line)
+        values = naming(scope.functions[-1], trace.job.logged_as) if scope else {}
+        yield from ((replace(line, number=one, columns=None), values[one]) for one in values)
 
 
 def _given_to_loss(graph: Graph) -> Iterator[Node]:
