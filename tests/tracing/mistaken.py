@@ -135,6 +135,15 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         """Halves all losses, as if one of two ranks were left out."""
         self.normalised(0.5 * self.losses(rows), rows)
 
+    def of_further_rows(self, rows: Rows) -> None:
+        """Counts the tokens of all rows but the first, which an earlier line leaves out."""
+        mask = rows["mask"]
+        kept = mask[1:] > 0
+        count = kept.sum().float()
+        dist.all_reduce(count)
+        (self.losses(rows).sum() / count).backward()
+        dist.all_reduce(self.gradient)
+
     def largest(self, rows: Rows) -> None:
         """Takes the largest of the ranks' right counts instead of their sum."""
         count = rows["mask"].sum()

@@ -151,6 +151,7 @@ def told(
         ("mean_of_a_row", "self.losses(rows).mean(-1)", "with sum instead of mean"),
         ("mean_over_padding", "means = losses.mean(-1)", "with a mean over rows"),
         ("mean_of_all", "self.losses(rows).mean()", "with sum instead of mean"),
+        ("of_further_rows", "kept = mask[1:] > 0", "with 0 instead of 1"),
     ],
 )
 def test_the_line_is_proven_with_which_all_findings_conform(
