@@ -77,7 +77,8 @@ class Trials:
 
     jobs: SharedJobs
     most_edited: int
-    """The most edits that are tried for a cause."""
+    """The most edits that are tried for a cause. It is 0 for a user's own trainer, whose steps run
+    in the user's test, on the layout of that test alone."""
 
     until: float = math.inf
     """The time, as of `time.monotonic`, at which no further run begins."""
@@ -243,7 +244,8 @@ class Trials:
         Raises:
             ProofTimeOverError: no time is left.
         """
-        alone = (one for one in self.jobs.layouts if one.world_size == one.micro_batches == 1)
+        layouts = self.jobs.layouts if self.most_edited else ()
+        alone = (one for one in layouts if one.world_size == one.micro_batches == 1)
         ran = filter(None, (self.ordinary(replace(cell, layout=layout)) for layout in alone))
         return next((one for one in ran if not self._conforms_unchanged(one)), None)
 

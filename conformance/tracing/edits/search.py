@@ -133,6 +133,8 @@ def edited_before(
     Raises:
         ProofTimeOverError: no time is left.
     """
+    if not trials.most_edited:
+        return []
     at = {*_lines(trace.graph, [node])}
     lines = at | {*_lines_before(trace.graph, node)}
     near = [one for one in statements(trace) if any(map(one.is_at, lines))]
