@@ -61,7 +61,7 @@ class ProofTimeOverError(Exception):
 
 
 def _changed_logs(run: OrdinaryRun, outcome: Outcome) -> int:
-    """How many logged numbers a changed run changes, if the finding is of one of them."""
+    """The count of logged numbers that a changed run changes; 0 if the finding is of no log."""
     if run.cell.spec.metric is None or not isinstance(outcome, Ran):
         return 0
     pairs = [*zip(run.observations, outcome.observations, strict=True)]

@@ -131,7 +131,7 @@ class MistakenTrainer(ConfusedTrainer, CountingTrainer, LoggingTrainer):
         kept = padded[:, :-1]
         self.normalised(self.losses(rows) * kept, rows)
 
-    def halved(self, rows: Rows) -> None:
+    def half_as_large(self, rows: Rows) -> None:
         """Halves all losses, as if one of two ranks were left out."""
         self.normalised(0.5 * self.losses(rows), rows)
 

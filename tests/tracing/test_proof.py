@@ -169,7 +169,7 @@ def test_the_line_is_proven_with_which_all_findings_conform(
 
 
 def test_a_factor_that_is_as_wrong_on_one_rank_is_not_that_of_ranks(jobs: SharedJobs) -> None:
-    [(line, why), *_] = told(wrong("halved", jobs), jobs)
+    [(line, why), *_] = told(wrong("half_as_large", jobs), jobs)
 
     assert "0.5 * self.losses(rows)" in line
     assert "proven: with 1 instead of 0.5, 4 of its findings conform" in why
