@@ -97,9 +97,9 @@ class Controller:
 
         folder, settings = self._config.getoption("traces"), recorder.settings
         asked = self._config.getoption("proof_time")
-        usual = default_seconds(time.time() - self._start)
-        seconds = usual if asked is None else asked
-        prover = Prover(jobs, seconds=seconds, changes=Changes(hunks))
+        changes = Changes(hunks)
+        usual = default_seconds(time.time() - self._start, changes)
+        prover = Prover(jobs, seconds=usual if asked is None else asked, changes=changes)
         audited = known(settings.adapter.name, settings.adapter.engine)
 
         def is_audited(cause: Cause) -> bool:

@@ -86,7 +86,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = {
     "proof-time": _option(
         "S",
         "seconds at the end of a run to prove lines, by running findings again"
-        " (a fifth of the run's own, at least 20)",
+        " (a fifth of the run's own, at least 20; three times that with --base)",
         type=float,
     ),
     "traces": _option(

@@ -72,9 +72,14 @@ LEAST_SECONDS = 20.0
 UNUSED = "which this line makes and nothing uses"
 
 
-def default_seconds(of_run: float) -> float:
+TIMES_WITH_BASE = 3
+"""The factor of the default time for a version with a base, for which more is tried."""
+
+
+def default_seconds(of_run: float, changes: Changes = NO_CHANGES) -> float:
     """The time that all proofs may take at the end of a run, given the time of the run."""
-    return max(LEAST_SECONDS, SHARE_OF_RUN * of_run)
+    times = TIMES_WITH_BASE if changes.hunks else 1
+    return times * max(LEAST_SECONDS, SHARE_OF_RUN * of_run)
 
 
 class Prover:

@@ -40,6 +40,7 @@ from conformance.tracing.trace import Trace
 from conformance.tracing.traced import TracedJob, tokens_of_steps
 from conformance.tracing.tracer import most_wrong
 from conformance.tracing.trials import Trials, Tried
+from conformance.tracing.undone import Changes
 from reference.aggregation import Aggregation, Mode
 from tests.tracing import toys
 from tests.tracing.mistaken import MistakenAdapter
@@ -540,6 +541,7 @@ def test_the_last_cause_may_take_all_of_the_remaining_time(jobs: SharedJobs) -> 
 
 def test_proofs_of_a_long_run_may_take_longer() -> None:
     assert [default_seconds(of_run) for of_run in (5.0, 60.0, 600.0)] == [20.0, 20.0, 120.0]
+    assert default_seconds(5.0, Changes({"loss.py": "@@ -1 +1 @@"})) == 60.0
 
 
 def test_a_finding_conforms_only_with_the_tokens_that_it_had(jobs: SharedJobs) -> None:
