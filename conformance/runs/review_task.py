@@ -19,11 +19,10 @@ if TYPE_CHECKING:
 class ReviewTask:
     """The task of the head's or the base's run in a review.
 
-    The head looks for jobs that run the changed ``lines``; ``hunks`` has the
-    changes of each file; the base ``follows`` the head's report.
-    ``kept`` are ids of the base's findings that need not be made again, and ``base`` the reports
-    with all findings of the base. From ``trace_at``, in seconds since the epoch, the head makes no
-    further findings if a finding is worse by then.
+    The head looks for jobs that run the changed ``lines``; ``hunks`` are its changes, by file. The
+    base ``follows`` the head's report. ``kept`` are ids of the base's findings that need not be
+    made again, and ``base`` the reports with all findings of the base. From ``trace_at``, in
+    seconds since the epoch, the head makes no further findings if a finding is worse by then.
     """
 
     usual: tuple[str, ...]

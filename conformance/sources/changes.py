@@ -135,15 +135,14 @@ def lines_in_head(
     both are in the same block.
     """
     hunks = hunks_in_head(adapter, found, changed)
-    return {
-        path: [*_numbers(text, Path(path))] for path, text in hunks.items() if Path(path).is_file()
-    }
+    return {path: [*_numbers(text, Path(path))] for path, text in hunks.items()}
 
 
 def hunks_in_head(adapter: Adapter, found: Versions, changed: Mapping[str, str]) -> dict[str, str]:
     """The hunks of each changed file by the file's absolute path in the later version."""
     root = _package(adapter, found.head.source(found.repository)).parent
-    return {str((root / name).resolve()): hunks for name, hunks in changed.items()}
+    paths = {(root / name).resolve(): hunks for name, hunks in changed.items()}
+    return {str(path): hunks for path, hunks in paths.items() if path.is_file()}
 
 
 def hunks_since(adapter: Adapter, source: str, base: str) -> dict[str, str]:

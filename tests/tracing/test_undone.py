@@ -215,3 +215,15 @@ def test_functions_run_in_another_version_and_then_in_their_own(
 
     assert computed(1)() == [1, 0.2, False, 0.1]
     assert {*vars(framework)} == names
+
+
+def test_nothing_stays_swapped_if_a_version_cannot_be_loaded(framework: ModuleType) -> None:
+    """A default or a constant may need a name that only the base's other modules have."""
+    file = str(framework.__file__)
+    for text, other in (("high=0.2", "high=unknown"), ("LOW = 0.1", "LOW = unknown")):
+        code = framework.Loss.bounds.__code__
+        swapping = Swapping(FileVersions(((file, MODULE.replace(text, other)),)))
+        with pytest.raises(NameError), swapping:
+            pass
+        assert framework.Loss.bounds.__code__ is code
+        assert framework.computed(1)() == [1, 0.2, False, 0.1]

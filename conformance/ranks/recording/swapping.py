@@ -38,10 +38,12 @@ class Swapping:
     def __enter__(self) -> Swapping:
         files = [file for file, _ in self._versions.texts]
         loaded = [*functions_in(files)]
-        for file, text in self._versions.texts:
-            functions = [one for one in loaded if one.__code__.co_filename == file]
-            if functions:
-                self._swap(functions, _version(file, text))
+        with self._resources:  # if a version cannot be loaded, nothing stays swapped
+            for file, text in self._versions.texts:
+                functions = [one for one in loaded if one.__code__.co_filename == file]
+                if functions:
+                    self._swap(functions, _version(file, text))
+            self._resources = self._resources.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:

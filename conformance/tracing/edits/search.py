@@ -186,7 +186,7 @@ class _Search:
     """The number of tried edits of each statement, if none of them changes a number."""
 
     _moved: set[Unit] = field(default_factory=set)
-    """The statements of which an edit changes a number."""
+    """The statements with an edit that changes a number."""
 
     _tried: set[Edit] = field(default_factory=set)
     _further: list[OrdinaryRun] = field(default_factory=list)
